@@ -1,0 +1,263 @@
+// Package lease is the protocol of one right to run: it establishes claims whose
+// answers may be lost, keeps the leases of running attempts alive, and records
+// results until they are certain. What a result means is the caller's business.
+package lease
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"sync"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/seed-ccb5b62c/jobrun/internal/reserve"
+	"github.com/seed-ccb5b62c/jobrun/internal/store"
+)
+
+// Limits on the client's side. The server's are shorter, so that it answers first.
+const (
+	StatementLimit = 5 * time.Second  // one statement, acquiring a connection included
+	ClaimLimit     = 30 * time.Second // establishing a claim, repeats included
+	ResultLimit    = 30 * time.Second // recording a result, repeats included
+)
+
+// Errors, public by other names.
+var (
+	ErrLost    = errors.New("jobrun: lease lost")
+	ErrUnknown = errors.New("jobrun: outcome not recorded")
+)
+
+// errUnseen: the winner committed after the statement's snapshot.
+var errUnseen = errors.New("the winner of the claim was not visible yet")
+
+// Book claims, keeps and ends the attempts of one process. It is safe for
+// concurrent use.
+type Book struct {
+	Tables  *store.Tables
+	Reserve *reserve.Reserve
+	Lease   time.Duration
+	Log     *slog.Logger
+
+	keeper keeper
+
+	settling sync.WaitGroup
+	closing  sync.Once
+	closed   chan struct{} // closed: what is settling tries once more and ends
+}
+
+// NewBook returns a Book for a pool's connections.
+func NewBook(tables *store.Tables, r *reserve.Reserve, lease time.Duration, log *slog.Logger) *Book {
+	return &Book{Tables: tables, Reserve: r, Lease: lease, Log: log, closed: make(chan struct{})}
+}
+
+// Close ends the settling of claims after one more try each, and waits for it.
+func (b *Book) Close() {
+	b.closing.Do(func() { close(b.closed) })
+	b.settling.Wait()
+}
+
+// Claimed is whose a run is.
+type Claimed struct {
+	store.Row           // ours to execute if it is RUNNING and its Token is the claim's
+	Previous  string    // status before our claim; "": there was no row
+	Sent      time.Time // monotonic, before sending the first statement
+}
+
+// Claim establishes whose the run is. After an error the claim may have been
+// committed all the same; then the Book closes it as never started as soon as it
+// can.
+func (b *Book) Claim(ctx context.Context, c store.Claim) (Claimed, error) {
+	claimed, undecided, err := b.establish(ctx, c)
+	if undecided {
+		b.settle(c)
+	}
+	return claimed, err
+}
+
+// establish repeats the claim's statements with the same token until an answer is
+// certain. A repeated insert queues behind one that is still in flight, so
+// finding the row under another token is certain, finding no row is not.
+func (b *Book) establish(ctx context.Context, c store.Claim) (got Claimed, undecided bool, err error) {
+	ctx, cancel := context.WithTimeout(ctx, ClaimLimit)
+	defer cancel()
+	got.Sent = time.Now()
+	undecided, err = b.repeat(ctx, func(ctx context.Context, s *store.Store, conn *pgx.Conn, lock time.Duration) error {
+		row, found, err := s.Claim(ctx, conn, c, lock)
+		if err == nil && !found {
+			err = errUnseen
+		}
+		if err == nil && row.Token != c.Token && row.Pruned.IsZero() && (row.Due || !row.ApprovedAt.IsZero()) {
+			got.Previous = row.Status
+			if row, found, err = s.Reclaim(ctx, conn, c, row, lock); err == nil && !found {
+				err = errUnseen
+			}
+		}
+		got.Row = row
+		return err
+	})
+	return got, undecided, err
+}
+
+// Record is Claim for a run that is SKIPPED without an execution.
+func (b *Book) Record(ctx context.Context, c store.Claim, reason string) (row store.Row, err error) {
+	ctx, cancel := context.WithTimeout(ctx, ClaimLimit)
+	defer cancel()
+	_, err = b.repeat(ctx, func(ctx context.Context, s *store.Store, conn *pgx.Conn, lock time.Duration) error {
+		found := false
+		if row, found, err = s.Skip(ctx, conn, c, reason, lock); err == nil && !found {
+			err = errUnseen
+		}
+		return err
+	})
+	return row, err
+}
+
+// NeverStarted closes a claim that was won but will not be executed: FAILED, due
+// at once, not counted. If it cannot, the Book goes on trying.
+func (b *Book) NeverStarted(ctx context.Context, c store.Claim, row store.Row, why string) {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), ResultLimit)
+	defer cancel()
+	if err := b.abandon(ctx, row, why); err != nil {
+		b.settle(c)
+	}
+}
+
+func (b *Book) abandon(ctx context.Context, row store.Row, why string) error {
+	_, err := b.repeat(ctx, func(ctx context.Context, s *store.Store, conn *pgx.Conn, lock time.Duration) error {
+		_, _, err := s.Abandon(ctx, conn, row, "never started: "+why, lock)
+		return err // no row: it is not RUNNING under our token any more
+	})
+	return err
+}
+
+// settle makes sure, in the background, that a claim whose answer was lost does
+// not stay RUNNING: it makes the claim certain with the same token and closes it.
+func (b *Book) settle(c store.Claim) {
+	b.settling.Add(1)
+	go func() {
+		defer b.settling.Done()
+		for pause := time.Second; ; pause = min(2*pause, time.Minute) {
+			last := false
+			wait := time.NewTimer(pause)
+			select {
+			case <-wait.C:
+			case <-b.closed:
+				wait.Stop()
+				last = true
+			}
+			ctx, cancel := context.WithTimeout(context.Background(), ResultLimit)
+			got, _, err := b.establish(ctx, c)
+			if err == nil && got.Token == c.Token {
+				err = b.abandon(ctx, got.Row, "the answer to the claim was lost")
+			}
+			cancel()
+			if err == nil {
+				return
+			}
+			if last {
+				b.Log.Error("a claim may be left RUNNING although nothing was executed", "job_key", c.Key, "err", err.Error())
+				return
+			}
+		}
+	}()
+}
+
+// Finish records the outcome of a held attempt, with a context detached from the
+// caller's. It repeats what may pass, then looks where the attempt stands: an
+// earlier try whose answer was lost is found by its token. The error is ErrLost
+// when somebody else has ended the attempt, else ErrUnknown.
+func (b *Book) Finish(ctx context.Context, h *Held, o store.Outcome) (after store.Row, err error) {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), ResultLimit)
+	defer cancel()
+	row := h.Row
+	_, err = b.repeat(ctx, func(ctx context.Context, s *store.Store, conn *pgx.Conn, lock time.Duration) error {
+		next, written, err := s.Finish(ctx, conn, row, o, lock)
+		if err != nil {
+			return err
+		}
+		if written {
+			next.Trigger, next.Processed, next.Failed = row.Trigger, o.Processed, o.Failed // also if the attempt's row was deleted
+			after = next
+			return nil
+		}
+		standing, err := s.Standing(ctx, conn, row.Key, row.Attempt, row.Token)
+		switch {
+		case err != nil:
+			return err
+		case standing.Holds:
+			return errUnseen // changed between the two statements: look again
+		case standing.EndedBy == "WORKER" && standing.Outcome == o.Status: // by an earlier try
+			after = row
+			after.Status, after.Error, after.Processed, after.Failed = o.Status, o.Error, o.Processed, o.Failed
+			after.FinishedAt, after.NextAttemptAt = standing.FinishedAt, standing.Next
+			return nil
+		}
+		return fmt.Errorf("%w: attempt %d ended %s, not recorded: %s", ErrLost, row.Attempt, o.Status, superseded(standing))
+	})
+	if err != nil && !errors.Is(err, ErrLost) {
+		err = fmt.Errorf("%w: attempt %d ended %s: %w", ErrUnknown, row.Attempt, o.Status, err)
+	}
+	return after, err
+}
+
+// superseded says in words who ended an attempt that is no longer the holder.
+func superseded(s store.Standing) string {
+	switch {
+	case s.EndedBy == "PERSON":
+		return "a person marked it failed"
+	case s.Status == "":
+		return "the row was deleted"
+	case s.Status == "RUNNING":
+		return fmt.Sprintf("attempt %d by %s is running", s.Attempt, s.Worker)
+	}
+	return fmt.Sprintf("the run is %s, changed by another program or attempt", s.Status)
+}
+
+// repeat calls fn with a connection, bounded by StatementLimit each time, until
+// it succeeds, its error will not pass, or ctx ends. A statement that is under
+// way is not cut off by a cancellation of ctx, only by its deadline. Undecided
+// reports that the last word on what was committed is missing.
+func (b *Book) repeat(ctx context.Context, fn func(context.Context, *store.Store, *pgx.Conn, time.Duration) error) (undecided bool, err error) {
+	for try := 0; ; try++ {
+		deadline := time.Now().Add(StatementLimit)
+		if d, ok := ctx.Deadline(); ok && d.Before(deadline) {
+			deadline = d
+		}
+		limited, cancel := context.WithDeadline(context.WithoutCancel(ctx), deadline)
+		err = b.Reserve.Do(limited, func(conn *pgx.Conn) error {
+			s, err := b.Tables.Open(limited, conn)
+			if err != nil {
+				return err
+			}
+			err = fn(limited, s, conn, time.Until(deadline)*4/5)
+			undecided = undecided && err != nil || store.Undecided(err)
+			return err
+		})
+		cancel()
+		if err == nil {
+			return false, nil
+		}
+		if errors.Is(err, ErrLost) || !errors.Is(err, errUnseen) && !store.Transient(err) {
+			return undecided, err
+		}
+		if !Pause(ctx, try) {
+			return undecided, fmt.Errorf("%w (%w)", err, context.Cause(ctx))
+		}
+	}
+}
+
+// Pause waits before try number try+1: 10 ms, doubling to 2 s. It reports false
+// when ctx ends first.
+func Pause(ctx context.Context, try int) bool {
+	timer := time.NewTimer(min(10*time.Millisecond<<min(try, 10), 2*time.Second))
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+		return true
+	case <-ctx.Done():
+		return false
+	}
+}

@@ -1,0 +1,237 @@
+package lease
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/seed-ccb5b62c/jobrun/internal/store"
+)
+
+// Held is an attempt that this process executes.
+type Held struct {
+	Row               store.Row
+	Processed, Failed atomic.Int64
+
+	log    *slog.Logger
+	cancel context.CancelCauseFunc
+
+	mu       sync.Mutex
+	renewed  time.Time // monotonic, before sending the last beat that was answered
+	missed   bool      // the last beat was not answered
+	returned bool      // the function has returned: its result shows where it stands
+	lost     error     // why the lease was lost; nil: held
+}
+
+// keeper is the running attempts and the goroutine that sends their heartbeats.
+// It lives while there are any; the call that removes the last one waits for it.
+type keeper struct {
+	mu          sync.Mutex
+	held        map[*Held]struct{}
+	interrupted error         // nothing may start any more
+	stop, done  chan struct{} // closed to end the goroutine; closed when it has ended
+}
+
+// Hold keeps the attempt's lease alive until Release. When the lease is lost, it
+// calls cancel with a cause that wraps ErrLost. After Interrupt it refuses with
+// that cause.
+func (b *Book) Hold(row store.Row, sent time.Time, cancel context.CancelCauseFunc, log *slog.Logger) (*Held, error) {
+	h := &Held{Row: row, renewed: sent, cancel: cancel, log: log}
+	k := &b.keeper
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if k.interrupted != nil {
+		return nil, k.interrupted
+	}
+	if k.held == nil {
+		k.held = map[*Held]struct{}{}
+	}
+	if k.held[h] = struct{}{}; len(k.held) == 1 {
+		k.stop, k.done = make(chan struct{}), make(chan struct{})
+		go b.keep(k.stop, k.done)
+	}
+	return h, nil
+}
+
+// Returned notes that the function has returned: from now on a lease that is not
+// held any more is no news, and the result will show it. It returns why the lease
+// was lost before, or nil.
+func (h *Held) Returned() error {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.returned = true
+	return h.lost
+}
+
+// Release ends the heartbeats of the attempt.
+func (b *Book) Release(h *Held) {
+	k := &b.keeper
+	k.mu.Lock()
+	delete(k.held, h)
+	last, done := len(k.held) == 0, k.done
+	if last {
+		close(k.stop)
+	}
+	k.mu.Unlock()
+	if last {
+		<-done
+	}
+}
+
+// Interrupt cancels every running attempt with the cause, refuses new ones from
+// now on, and names what is running.
+func (b *Book) Interrupt(cause error) (names []string) {
+	b.keeper.mu.Lock()
+	b.keeper.interrupted = cause
+	b.keeper.mu.Unlock()
+	for _, h := range b.held() {
+		h.cancel(cause)
+		names = append(names, fmt.Sprintf("%s attempt %d", h.Row.Key, h.Row.Attempt))
+	}
+	return names
+}
+
+// held lists the attempts in the order of their keys.
+func (b *Book) held() []*Held {
+	k := &b.keeper
+	k.mu.Lock()
+	all := make([]*Held, 0, len(k.held))
+	for h := range k.held {
+		all = append(all, h)
+	}
+	k.mu.Unlock()
+	slices.SortFunc(all, func(x, y *Held) int { return cmp.Compare(x.Row.Key, y.Row.Key) })
+	return all
+}
+
+// keep beats every Lease/4, sooner after a beat that was not answered, and when a
+// lease ends. Its times are monotonic: jumps of the wall clock do not matter.
+func (b *Book) keep(stop, done chan struct{}) {
+	defer close(done)
+	timer := time.NewTimer(b.Lease / 4)
+	defer timer.Stop()
+	for {
+		select {
+		case <-stop:
+			return
+		case <-timer.C:
+		}
+		wait := b.Lease / 4
+		if !b.beat() {
+			wait = b.Lease / 16
+			for _, h := range b.held() {
+				if left := h.left(b.Lease); left > 0 {
+					wait = min(wait, left)
+				}
+			}
+		}
+		timer.Reset(max(wait, 100*time.Millisecond))
+	}
+}
+
+// beat renews all leases with one statement and reports whether it was answered.
+// An attempt that the answer leaves out is read alone: somebody may just have had
+// its row locked. An attempt whose lease has ended gets this one renewal.
+func (b *Book) beat() bool {
+	held := b.held()
+	pulses := make([]store.Pulse, len(held))
+	for i, h := range held {
+		pulses[i] = store.Pulse{Key: h.Row.Key, Token: h.Row.Token, Attempt: h.Row.Attempt, Processed: h.Processed.Load(), Failed: h.Failed.Load()}
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), min(StatementLimit, b.Lease/4))
+	defer cancel()
+	sent := time.Now()
+	reached := map[string]bool{}
+	standings := map[string]store.Standing{}
+	err := b.Reserve.Do(ctx, func(conn *pgx.Conn) error {
+		s, err := b.Tables.Open(ctx, conn)
+		if err != nil {
+			return err
+		}
+		var tokens []string
+		for range 3 { // under REPEATABLE READ one attempt that ends fails the beat of all
+			if tokens, err = s.Beat(ctx, conn, pulses); store.Code(err) != "40001" {
+				break
+			}
+		}
+		for _, token := range tokens {
+			reached[token] = true
+		}
+		for _, p := range pulses {
+			if err == nil && !reached[p.Token] {
+				standings[p.Token], err = s.Standing(ctx, conn, p.Key, p.Attempt, p.Token)
+			}
+		}
+		return err
+	})
+	for _, h := range held {
+		standing, read := standings[h.Row.Token]
+		switch {
+		case reached[h.Row.Token]:
+			h.renew(sent, b.Lease)
+		case err != nil:
+			h.miss(err, b.Lease)
+		case read && !standing.Holds:
+			h.lose(errors.New(superseded(standing)))
+		default:
+			h.renew(sent, b.Lease)
+		}
+	}
+	return err == nil
+}
+
+// left is how long the attempt may go on without a beat.
+func (h *Held) left(lease time.Duration) time.Duration {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return time.Until(h.renewed.Add(lease))
+}
+
+// renew notes a beat that was sent at this time and answered.
+func (h *Held) renew(sent time.Time, lease time.Duration) {
+	h.mu.Lock()
+	gap := sent.Sub(h.renewed)
+	tell := h.missed || gap > lease
+	h.renewed, h.missed = sent, false
+	h.mu.Unlock()
+	if tell {
+		h.log.Warn("heartbeat answered again, the attempt still holds its run", "gap", gap, "lease", lease)
+	}
+}
+
+// miss notes a beat without an answer. After the end of the lease that was its
+// one renewal, and the attempt may no longer act.
+func (h *Held) miss(err error, lease time.Duration) {
+	left := h.left(lease)
+	if left <= 0 {
+		h.lose(fmt.Errorf("no heartbeat for the length of the lease: %w", err))
+		return
+	}
+	h.mu.Lock()
+	h.missed = true
+	h.mu.Unlock()
+	h.log.Warn("heartbeat missed", "err", err.Error(), "lease_left", left)
+}
+
+// lose cancels the attempt's context, once, unless its function has returned.
+func (h *Held) lose(why error) {
+	h.mu.Lock()
+	ignore := h.lost != nil || h.returned
+	if !ignore {
+		h.lost = why
+	}
+	h.mu.Unlock()
+	if ignore {
+		return
+	}
+	h.log.Warn("lease lost, the job's context is cancelled", "err", why.Error())
+	h.cancel(fmt.Errorf("%w: %w", ErrLost, why))
+}

@@ -1,0 +1,245 @@
+package pgtest
+
+import (
+	"net"
+	"net/url"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/jackc/pgx/v5/pgconn"
+)
+
+// A Proxy stands between a program and its database and breaks connections where a test wants it. It reads enough of
+// the wire protocol to know which statement a message is about, whichever of pgx's exec modes sent it. A match is a
+// part of the statement's SQL, in upper or lower case. A fault that is armed strikes once, on whichever connection
+// comes first, unless it says otherwise. All methods may be called at any time from any goroutine.
+type Proxy struct {
+	listener         net.Listener
+	network, address string // of the server
+	url              string
+	wait             sync.WaitGroup // for every goroutine
+
+	mu         sync.Mutex
+	closed     bool
+	refuse     bool
+	faults     []*fault
+	conns      map[*proxyConn]bool
+	cuts       int
+	statements map[string]int // SQL in lower case => executions that were forwarded
+}
+
+type faultKind int
+
+const (
+	none faultKind = iota
+	cutBefore
+	cutAfter
+	hold
+)
+
+type fault struct {
+	kind  faultKind
+	match string // in lower case
+	left  int
+}
+
+// NewProxy starts a proxy for the server of the URL, which must accept connections without TLS. It ends with the test.
+func NewProxy(t testing.TB, dbURL string) *Proxy {
+	t.Helper()
+	config, err := pgconn.ParseConfig(dbURL)
+	if err != nil {
+		t.Fatalf("pgtest: proxy: %v", err)
+	}
+	u, err := url.Parse(dbURL)
+	if err != nil {
+		t.Fatalf("pgtest: proxy: %v", err)
+	}
+	p := &Proxy{conns: map[*proxyConn]bool{}, statements: map[string]int{}}
+	p.network, p.address = pgconn.NetworkAddress(config.Host, config.Port)
+	p.listener, err = net.Listen("tcp4", "127.0.0.1:0")
+	if err != nil {
+		t.Fatalf("pgtest: proxy: %v", err)
+	}
+	query := u.Query()
+	query.Del("host")
+	query.Del("port")
+	query.Set("sslmode", "disable")
+	u.Host, u.RawQuery = p.listener.Addr().String(), query.Encode()
+	p.url = u.String()
+
+	p.wait.Go(p.accept)
+	t.Cleanup(p.close)
+	return p
+}
+
+// URL returns the URL of the database through the proxy.
+func (p *Proxy) URL() string { return p.url }
+
+// CutBefore arms a cut: the next message about a matching statement does not reach the server, and both sides of the
+// connection are closed.
+func (p *Proxy) CutBefore(match string) { p.CutBeforeN(match, 1) }
+
+// CutBeforeN is CutBefore for the next n times.
+func (p *Proxy) CutBeforeN(match string, n int) { p.arm(cutBefore, match, n) }
+
+// CutAfter arms a cut: the next matching statement is executed, but once the server has answered (so that what it
+// committed is committed) the answer is dropped and both sides of the connection are closed.
+func (p *Proxy) CutAfter(match string) { p.CutAfterN(match, 1) }
+
+// CutAfterN is CutAfter for the next n times.
+func (p *Proxy) CutAfterN(match string, n int) { p.arm(cutAfter, match, n) }
+
+// Hold arms a silence: from the next message about a matching statement on, that one included, nothing passes on its
+// connection in either direction, not even its end, until Release.
+func (p *Proxy) Hold(match string) { p.arm(hold, match, 1) }
+
+// Release lets everything that is held pass, and disarms Holds that have not struck.
+func (p *Proxy) Release() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for c := range p.conns {
+		c.release()
+	}
+	for _, f := range p.faults {
+		if f.kind == hold {
+			f.left = 0
+		}
+	}
+}
+
+// Held returns how many connections are held now.
+func (p *Proxy) Held() int {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	n := 0
+	for c := range p.conns {
+		if c.held != nil {
+			n++
+		}
+	}
+	return n
+}
+
+// RefuseNew makes the proxy close new connections at once, or accept them again. Those that exist go on.
+func (p *Proxy) RefuseNew(refuse bool) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.refuse = refuse
+}
+
+// CutAll closes all connections.
+func (p *Proxy) CutAll() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for c := range p.conns {
+		p.cut(c)
+	}
+}
+
+// Cuts returns how many connections CutBefore, CutAfter and CutAll have closed.
+func (p *Proxy) Cuts() int {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.cuts
+}
+
+// Statements returns how many executions of matching statements have been passed on to the server.
+func (p *Proxy) Statements(match string) int {
+	match = strings.ToLower(match)
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	total := 0
+	for sql, n := range p.statements {
+		if strings.Contains(sql, match) {
+			total += n
+		}
+	}
+	return total
+}
+
+func (p *Proxy) arm(kind faultKind, match string, n int) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.faults = append(p.faults, &fault{kind, strings.ToLower(match), n})
+}
+
+// strike returns the fault that hits a message about the SQL, and uses it up. Only a message that executes the
+// statement can be cut after.
+func (p *Proxy) strike(sql string, executes bool) faultKind {
+	for _, f := range p.faults {
+		if f.left > 0 && (executes || f.kind != cutAfter) && strings.Contains(sql, f.match) {
+			f.left--
+			return f.kind
+		}
+	}
+	return none
+}
+
+// cut closes a connection once, on purpose. The caller holds p.mu.
+func (p *Proxy) cut(c *proxyConn) {
+	if p.conns[c] {
+		p.cuts++
+		p.drop(c)
+	}
+}
+
+// drop closes both sides of a connection and forgets it. The caller holds p.mu.
+func (p *Proxy) drop(c *proxyConn) {
+	delete(p.conns, c)
+	c.release()
+	c.client.Close()
+	c.server.Close()
+}
+
+func (p *Proxy) accept() {
+	for {
+		client, err := p.listener.Accept()
+		if err != nil {
+			return // closed
+		}
+		p.wait.Go(func() { p.connect(client) })
+	}
+}
+
+// connect opens the other side and runs the connection.
+func (p *Proxy) connect(client net.Conn) {
+	if p.refuses() {
+		client.Close()
+		return
+	}
+	server, err := net.Dial(p.network, p.address)
+	if err != nil {
+		client.Close()
+		return
+	}
+	c := &proxyConn{proxy: p, client: client, server: server, prepared: map[string]string{}, portals: map[string]string{}}
+	p.mu.Lock()
+	if p.closed {
+		client.Close()
+		server.Close()
+	} else {
+		p.conns[c] = true
+	}
+	p.mu.Unlock()
+
+	p.wait.Go(func() { c.end(c.fromServer()) })
+	c.end(c.fromClient())
+}
+
+func (p *Proxy) refuses() bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.refuse || p.closed
+}
+
+func (p *Proxy) close() {
+	p.mu.Lock()
+	p.closed = true
+	for c := range p.conns {
+		p.drop(c)
+	}
+	p.mu.Unlock()
+	p.listener.Close()
+	p.wait.Wait()
+}

@@ -1,0 +1,155 @@
+// Package reserve keeps one connection of a pool back while jobs run, so that
+// jobs that use up the pool cannot starve the heartbeats and results that prove
+// them alive.
+package reserve
+
+import (
+	"context"
+	"fmt"
+	"sync/atomic"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+)
+
+// patience is how long Do waits for a connection of the pool while the kept one
+// is busy, before it queues for the kept one.
+const patience = 100 * time.Millisecond
+
+// Reserve is a pool together with the connection that is kept back. Between the
+// first Open and the last Close it holds that connection.
+type Reserve struct {
+	pool  *pgxpool.Pool
+	users atomic.Int64
+	ready atomic.Bool   // conn is set
+	turn  chan struct{} // holds one token; whoever has taken it owns conn
+	conn  *pgxpool.Conn
+}
+
+// New returns a Reserve that holds nothing yet.
+func New(pool *pgxpool.Pool) *Reserve {
+	r := &Reserve{pool: pool, turn: make(chan struct{}, 1)}
+	r.turn <- struct{}{}
+	return r
+}
+
+// Open returns when a connection is kept back; it stays so until the matching
+// Close. After an error there is nothing to close.
+func (r *Reserve) Open(ctx context.Context) error {
+	r.users.Add(1)
+	if r.ready.Load() {
+		return nil
+	}
+	select {
+	case <-r.turn:
+	case <-ctx.Done():
+		r.Close()
+		return r.exhausted(ctx.Err())
+	}
+	_, err := r.kept(ctx)
+	r.pass()
+	if err != nil {
+		r.Close()
+	}
+	return err
+}
+
+// Close ends one Open. The last one gives the connection back to the pool.
+func (r *Reserve) Close() {
+	if r.users.Add(-1) == 0 {
+		r.release()
+	}
+}
+
+// Do calls fn with a connection: the kept one if it is idle, else one of the
+// pool, else the kept one when its turn comes. It waits no longer than ctx.
+func (r *Reserve) Do(ctx context.Context, fn func(*pgx.Conn) error) error {
+	select {
+	case <-r.turn:
+		return r.doKept(ctx, fn)
+	default:
+	}
+	short, cancel := context.WithTimeout(ctx, patience)
+	conn, err := r.pool.Acquire(short)
+	cancel()
+	if err == nil {
+		defer conn.Release()
+		return fn(conn.Conn())
+	}
+	if ctx.Err() == nil && short.Err() == nil { // not exhausted: the database cannot be reached
+		return err
+	}
+	select {
+	case <-r.turn:
+		return r.doKept(ctx, fn)
+	case <-ctx.Done():
+		return r.exhausted(ctx.Err())
+	}
+}
+
+// doKept calls fn with the kept connection; the caller has taken the turn.
+func (r *Reserve) doKept(ctx context.Context, fn func(*pgx.Conn) error) error {
+	defer r.pass()
+	conn, err := r.kept(ctx)
+	if err != nil {
+		return err
+	}
+	return fn(conn.Conn())
+}
+
+// kept returns the kept connection, or a new one if it is missing or broken. The
+// caller has taken the turn.
+func (r *Reserve) kept(ctx context.Context) (*pgxpool.Conn, error) {
+	if r.conn != nil && !r.conn.Conn().IsClosed() {
+		return r.conn, nil
+	}
+	if r.conn != nil {
+		r.conn.Release() // the pool destroys a closed connection
+		r.conn = nil
+		r.ready.Store(false)
+	}
+	conn, err := r.pool.Acquire(ctx)
+	if err != nil {
+		if ctx.Err() != nil {
+			err = r.exhausted(err)
+		}
+		return nil, err
+	}
+	r.conn = conn
+	r.ready.Store(true)
+	return conn, nil
+}
+
+// pass gives the turn back, and the connection too when nobody needs it any more.
+func (r *Reserve) pass() {
+	r.turn <- struct{}{}
+	if r.users.Load() == 0 {
+		r.release()
+	}
+}
+
+// release gives the kept connection back to the pool unless somebody has the
+// turn, who then does it in pass.
+func (r *Reserve) release() {
+	select {
+	case <-r.turn:
+	default:
+		return
+	}
+	if r.users.Load() == 0 && r.conn != nil {
+		r.conn.Release()
+		r.conn = nil
+		r.ready.Store(false)
+	}
+	r.turn <- struct{}{}
+	if r.users.Load() == 0 && r.ready.Load() { // somebody came and went meanwhile
+		r.release()
+	}
+}
+
+// exhausted says why no connection could be had in time.
+func (r *Reserve) exhausted(err error) error {
+	s := r.pool.Stat()
+	return fmt.Errorf("no connection in time, %d of at most %d in use: %w", s.AcquiredConns(), s.MaxConns(), err)
+}

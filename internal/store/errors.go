@@ -1,0 +1,79 @@
+package store
+
+import (
+	"errors"
+	"strings"
+	"unicode/utf8"
+
+	"github.com/jackc/pgx/v5/pgconn"
+)
+
+// Transient reports whether the same statement may succeed if it is repeated:
+// the connection broke, or the server answered with a condition that passes.
+// Classes and codes: PostgreSQL documentation, appendix A.
+func Transient(err error) bool {
+	var pg *pgconn.PgError
+	if !errors.As(err, &pg) {
+		var connect *pgconn.ConnectError
+		var parse *pgconn.ParseConfigError
+		return err != nil && (errors.As(err, &connect) || !errors.As(err, &parse))
+	}
+	switch pg.Code {
+	case "40001", "40P01", // serialization failure, deadlock
+		"55P03", "57014", // lock timeout, statement timeout or cancel
+		"57P01", "57P02", "57P03", "57P05", // server or session going away, server starting, idle timeout
+		"25006", "25P03", // read-only: a server that was demoted; idle in transaction timeout
+		"26000", "42P05", "0A000", // prepared statement gone or there already, plan changed by a migration
+		"23505": // somebody inserted the same history row
+		return true
+	}
+	return strings.HasPrefix(pg.Code, "08") || strings.HasPrefix(pg.Code, "53")
+}
+
+// Undecided reports whether the statement may have been committed although it
+// returned this error: it was sent, and no answer says that it was undone.
+func Undecided(err error) bool {
+	if err == nil || pgconn.SafeToRetry(err) {
+		return false
+	}
+	var connect *pgconn.ConnectError
+	if errors.As(err, &connect) {
+		return false
+	}
+	var pg *pgconn.PgError
+	if errors.As(err, &pg) {
+		return strings.HasPrefix(pg.Severity, "FATAL") || strings.HasPrefix(pg.Code, "57P") || strings.HasPrefix(pg.Code, "08")
+	}
+	return true
+}
+
+// Code is the SQLSTATE of err, or "".
+func Code(err error) string {
+	var pg *pgconn.PgError
+	if errors.As(err, &pg) {
+		return pg.Code
+	}
+	return ""
+}
+
+// MaxText is how many bytes of an error text are stored.
+const MaxText = 8 << 10
+
+// CleanText makes any text storable: NUL and invalid UTF-8 become U+FFFD, and of
+// an over-long text the head and the tail are kept, cut between characters,
+// because the cause often stands at the end.
+func CleanText(s string) string {
+	const gap = "\n[...]\n"
+	s = strings.ReplaceAll(strings.ToValidUTF8(s, "\uFFFD"), "\x00", "\uFFFD")
+	if len(s) <= MaxText {
+		return s
+	}
+	head, tail := (MaxText-len(gap))*3/4, len(s)-(MaxText-len(gap))/4
+	for !utf8.RuneStart(s[head]) {
+		head--
+	}
+	for tail < len(s) && !utf8.RuneStart(s[tail]) {
+		tail++
+	}
+	return s[:head] + gap + s[tail:]
+}

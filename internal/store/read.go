@@ -1,0 +1,157 @@
+package store
+
+import (
+	"context"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgtype"
+)
+
+// getSQL reads one run by its primary key.
+const getSQL = `
+SELECT` + rowColumns + `
+FROM batch_job_run AS r
+LEFT JOIN batch_job_attempt AS a
+  ON a.job_key = r.job_key AND a.attempt = r.attempt AND a.token = r.token
+WHERE r.job_key = $1::text`
+
+// Get reads the run of a key.
+func (s *Store) Get(ctx context.Context, db DB, key string) (row Row, found bool, err error) {
+	rows, err := db.Query(ctx, s.get, key)
+	return one(rows, err, collectRow)
+}
+
+// Page is the range of keys of a listing, in byte order, and what to keep of it.
+type Page struct {
+	From, Before       string   // keys >= From and < Before; Before "": no end
+	Status             []string // empty: every status
+	DateFrom, DateTill string   // text after the job's name, >= DateFrom and < DateTill; "": no limit
+	Limit              int
+}
+
+// listSQL walks the index on the key in byte order, backwards.
+const listSQL = `
+SELECT` + rowColumns + `
+FROM batch_job_run AS r
+LEFT JOIN batch_job_attempt AS a
+  ON a.job_key = r.job_key AND a.attempt = r.attempt AND a.token = r.token
+WHERE r.job_key COLLATE "C" >= $1::text
+  AND ($2::text = '' OR r.job_key COLLATE "C" < $2::text)
+  AND (cardinality($3::text[]) = 0 OR r.status = ANY ($3::text[]))
+  AND split_part(r.job_key, ':', 2) COLLATE "C" >= $4::text
+  AND ($5::text = '' OR split_part(r.job_key, ':', 2) COLLATE "C" < $5::text)
+ORDER BY r.job_key COLLATE "C" DESC
+LIMIT $6::integer`
+
+// List reads the runs of a page, by key in descending byte order.
+func (s *Store) List(ctx context.Context, db DB, p Page) ([]Row, error) {
+	if p.Status == nil {
+		p.Status = []string{}
+	}
+	rows, err := db.Query(ctx, s.list, p.From, p.Before, p.Status, p.DateFrom, p.DateTill, p.Limit)
+	if err != nil {
+		return nil, err
+	}
+	return pgx.CollectRows(rows, collectRow)
+}
+
+// Entry is one line of a run's history: an attempt, or an action if Action is set.
+type Entry struct {
+	At                                            time.Time
+	Attempt                                       int
+	Worker, Trigger, Outcome, EndedBy, Error      string
+	HeartbeatAt, FinishedAt                       time.Time
+	Processed, Failed                             int64
+	Action, By, Reason, PreviousStatus            string
+	Forced, ResetItems                            bool
+}
+
+// historySQL reads the attempts and actions of a run, oldest first, in one
+// snapshot. An attempt that is open although the run is no longer RUNNING under
+// its token was ended by somebody else's plain SQL; one that another program
+// made has no row of its own and is told from the run's.
+const historySQL = `
+SELECT a.started_at, 0 AS part, a.attempt, a.worker_id, coalesce(a.trigger, ''),
+  coalesce(a.outcome, CASE WHEN live.key IS NULL THEN coalesce(r.status, '') ELSE 'RUNNING' END),
+  coalesce(a.ended_by, CASE WHEN live.key IS NULL THEN 'OUTSIDE' ELSE '' END),
+  coalesce(a.error_message, ''), a.heartbeat_at, a.finished_at, a.items_processed, a.items_failed,
+  '' AS action, '' AS acted_by, '' AS reason, '' AS previous_status, false AS forced, false AS reset_items, 0::bigint AS id
+FROM batch_job_attempt AS a
+LEFT JOIN batch_job_run AS r
+  ON r.job_key = a.job_key AND r.attempt = a.attempt AND r.token IS NOT DISTINCT FROM a.token
+LEFT JOIN LATERAL (SELECT r.job_key WHERE r.status = 'RUNNING') AS live (key) ON true
+WHERE a.job_key = $1::text
+UNION ALL
+SELECT r.started_at, 0, r.attempt, r.worker_id, '', r.status,
+  CASE WHEN r.token IS NULL AND r.status <> 'RUNNING' THEN 'OUTSIDE' ELSE '' END,
+  coalesce(r.error_message, ''), NULL, r.finished_at, 0, 0, '', '', '', '', false, false, 0
+FROM batch_job_run AS r
+WHERE r.job_key = $1::text
+  AND NOT EXISTS (
+    SELECT FROM batch_job_attempt AS a
+    WHERE a.job_key = r.job_key AND a.attempt = r.attempt AND a.token IS NOT DISTINCT FROM r.token)
+UNION ALL
+SELECT p.acted_at, 1, p.attempt, '', '', '', '', '', NULL, NULL, 0, 0,
+  p.action, p.acted_by, p.reason, coalesce(p.previous_status, ''), p.forced, p.reset_items, p.id
+FROM batch_job_action AS p
+WHERE p.job_key = $1::text
+ORDER BY 1, 2, 3, 19`
+
+// History reads the attempts and actions of a run, oldest first.
+func (s *Store) History(ctx context.Context, db DB, key string) ([]Entry, error) {
+	rows, err := db.Query(ctx, s.history, key)
+	if err != nil {
+		return nil, err
+	}
+	return pgx.CollectRows(rows, func(row pgx.CollectableRow) (e Entry, err error) {
+		var at, beat, finished pgtype.Timestamptz
+		var part, id int64
+		err = row.Scan(&at, &part, &e.Attempt, &e.Worker, &e.Trigger, &e.Outcome, &e.EndedBy, &e.Error, &beat, &finished,
+			&e.Processed, &e.Failed, &e.Action, &e.By, &e.Reason, &e.PreviousStatus, &e.Forced, &e.ResetItems, &id)
+		e.At, e.HeartbeatAt, e.FinishedAt = at.Time, beat.Time, finished.Time
+		return e, err
+	})
+}
+
+// StaleRow is a RUNNING run with the ages that the server computed.
+type StaleRow struct {
+	Row
+	Silent, Overdue time.Duration // since the last sign of life; beyond the longest expected duration
+	Alive           bool
+	ItemsMovedAt    time.Time
+}
+
+// staleSQL lists RUNNING runs that are silent for longer than their lease or
+// over their limit, both as stored with the attempt. A run without an attempt
+// row has no heartbeat: its start and the caller's limit judge it alone. It
+// reads the index on (status, started_at) and locks nothing.
+const staleSQL = `
+SELECT` + rowColumns + `,
+  (extract(epoch FROM now() - coalesce(a.heartbeat_at, r.started_at)) * 1000000)::bigint,
+  greatest(0, (extract(epoch FROM now() - r.started_at - coalesce(a.stale_after, $1::bigint * interval '1 microsecond')) * 1000000)::bigint),
+  coalesce(a.heartbeat_at + a.lease >= now(), false),
+  a.items_moved_at
+FROM batch_job_run AS r
+LEFT JOIN batch_job_attempt AS a
+  ON a.job_key = r.job_key AND a.attempt = r.attempt AND a.token = r.token
+WHERE r.status = 'RUNNING'
+  AND (a.heartbeat_at + a.lease < now()
+    OR r.started_at + coalesce(a.stale_after, $1::bigint * interval '1 microsecond') < now())
+ORDER BY r.started_at, r.job_key`
+
+// Stale lists stale runs, oldest first. The limit is for runs that carry none.
+func (s *Store) Stale(ctx context.Context, db DB, limit time.Duration) ([]StaleRow, error) {
+	rows, err := db.Query(ctx, s.stale, micros(limit))
+	if err != nil {
+		return nil, err
+	}
+	return pgx.CollectRows(rows, func(row pgx.CollectableRow) (st StaleRow, err error) {
+		var silent, overdue int64
+		var moved pgtype.Timestamptz
+		st.Row, err = scanRow(row, &silent, &overdue, &st.Alive, &moved)
+		st.Silent, st.Overdue = time.Duration(silent)*time.Microsecond, time.Duration(overdue)*time.Microsecond
+		st.ItemsMovedAt = moved.Time
+		return st, err
+	})
+}

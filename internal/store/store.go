@@ -1,0 +1,149 @@
+// Package store holds every SQL statement of jobrun. One method is one
+// statement or one transaction; when to call it, how often to repeat it and
+// what an answer means is decided by the caller.
+//
+// The statements name the tables without a schema, so that each can be pasted
+// into psql; [New] qualifies them once. Parameters carry explicit casts, because
+// some pgx modes tell the server only the Go type. Durations travel as whole
+// microseconds, the server's resolution.
+package store
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strconv"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgtype"
+)
+
+// DB is a connection, a transaction or a pool.
+type DB interface {
+	Exec(ctx context.Context, sql string, args ...any) (pgconn.CommandTag, error)
+	Query(ctx context.Context, sql string, args ...any) (pgx.Rows, error)
+}
+
+// Store is the statements for the tables of one schema. It holds no connection
+// and is safe for concurrent use.
+type Store struct {
+	Schema string
+
+	claim, reclaim, skip, finish, abandon, beat, standing string
+	get, list, history, stale                   string
+}
+
+// New returns the statements for the tables in schema.
+func New(schema string) *Store {
+	table := pgx.Identifier{schema}.Sanitize() + ".batch_job_"
+	q := func(sql string) string { return strings.ReplaceAll(sql, "batch_job_", table) }
+	return &Store{
+		Schema: schema,
+		claim:  q(claimSQL), reclaim: q(reclaimSQL), skip: q(skipSQL),
+		finish: q(finishSQL), abandon: q(abandonSQL), beat: q(beatSQL), standing: q(standingSQL),
+		get: q(getSQL), list: q(listSQL), history: q(historySQL), stale: q(staleSQL),
+	}
+}
+
+// Tables finds the schema of the tables once. It is safe for concurrent use.
+type Tables struct {
+	mu     sync.Mutex
+	schema string
+	store  *Store
+}
+
+// NewTables returns Tables for schema, or for what the search_path says if schema is "".
+func NewTables(schema string) *Tables { return &Tables{schema: schema} }
+
+// Open returns the statements; the first call may ask the server. An error is
+// not remembered.
+func (t *Tables) Open(ctx context.Context, db DB) (*Store, error) {
+	t.mu.Lock()
+	s, schema := t.store, t.schema
+	t.mu.Unlock()
+	if s != nil {
+		return s, nil
+	}
+	if schema == "" {
+		var err error
+		if schema, err = resolve(ctx, db); err != nil {
+			return nil, fmt.Errorf("schema of the tables: %w", err)
+		}
+		if schema == "" {
+			return nil, ErrNoSchema
+		}
+	}
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.store == nil {
+		t.store = New(schema)
+	}
+	return t.store, nil
+}
+
+// ErrNoSchema: no schema was given, and the search_path names none that exists.
+var ErrNoSchema = errors.New("the search_path of the session names no schema that exists: set Options.Schema")
+
+// Row is a run together with its latest attempt. Absent texts are "", absent
+// times zero.
+type Row struct {
+	Key, Status, Token, Worker, Trigger, Error                              string
+	Attempt, Executions                                                     int
+	ScheduledFor, StartedAt, FinishedAt, HeartbeatAt, NextAttemptAt, Pruned time.Time
+	ApprovedAt                                                              time.Time // zero also when the approval no longer holds
+	Due                                                                     bool      // FAILED and its time has come
+	Processed, Failed                                                       int64
+}
+
+// rowColumns reads a Row from a run r and its attempt a. An approval counts
+// only while the run is as the person saw it.
+const rowColumns = `
+  r.job_key, r.status, coalesce(r.token::text, ''), r.worker_id, coalesce(a.trigger, ''),
+  coalesce(r.error_message, ''), r.attempt, r.executions, r.scheduled_for, r.started_at,
+  r.finished_at, a.heartbeat_at, r.next_attempt_at, r.pruned_at,
+  CASE WHEN r.approved_attempt = r.attempt AND r.approved_status = r.status THEN r.approved_at END,
+  coalesce(r.status = 'FAILED' AND r.next_attempt_at <= clock_timestamp(), false),
+  coalesce(a.items_processed, 0), coalesce(a.items_failed, 0)`
+
+// scanRow scans rowColumns, and into more what follows them.
+func scanRow(row pgx.CollectableRow, more ...any) (Row, error) {
+	var r Row
+	var scheduled, started, finished, beat, next, pruned, approved pgtype.Timestamptz
+	err := row.Scan(append([]any{
+		&r.Key, &r.Status, &r.Token, &r.Worker, &r.Trigger, &r.Error, &r.Attempt, &r.Executions,
+		&scheduled, &started, &finished, &beat, &next, &pruned, &approved, &r.Due, &r.Processed, &r.Failed,
+	}, more...)...)
+	r.ScheduledFor, r.StartedAt, r.FinishedAt = scheduled.Time, started.Time, finished.Time
+	r.HeartbeatAt, r.NextAttemptAt, r.Pruned, r.ApprovedAt = beat.Time, next.Time, pruned.Time, approved.Time
+	return r, err
+}
+
+// collectRow collects a plain Row for [pgx.CollectRows].
+func collectRow(row pgx.CollectableRow) (Row, error) { return scanRow(row) }
+
+// one returns the first row of a query, and whether there was one.
+func one[T any](rows pgx.Rows, err error, scan pgx.RowToFunc[T]) (T, bool, error) {
+	var none T
+	if err != nil {
+		return none, false, err
+	}
+	all, err := pgx.CollectRows(rows, scan)
+	if err != nil || len(all) == 0 {
+		return none, false, err
+	}
+	return all[0], true, nil
+}
+
+// micros is d in whole microseconds, rounded up: a limit never gets shorter.
+func micros(d time.Duration) int64 {
+	return int64((d + time.Microsecond - 1) / time.Microsecond)
+}
+
+// millis is a lock_timeout as text, at least 1 ms: 0 would mean no limit.
+func millis(d time.Duration) string {
+	return strconv.FormatInt(max(1, d.Milliseconds()), 10)
+}

@@ -1,0 +1,256 @@
+package jobrun
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"runtime/debug"
+	"time"
+
+	"github.com/google/uuid"
+
+	"github.com/seed-ccb5b62c/jobrun/internal/lease"
+	"github.com/seed-ccb5b62c/jobrun/internal/store"
+)
+
+// Run is what a running attempt holds: the right to act for its run. It is of no
+// use after the [Func] has returned.
+type Run struct {
+	record Record
+	held   *lease.Held
+	log    *slog.Logger
+}
+
+// Key is the key of the run, such as daily-settlement:2026-09-15.
+func (r *Run) Key() string { return r.record.Key }
+
+// Job is the name of the job.
+func (r *Run) Job() string { return r.record.Job }
+
+// Date is the business date of the run; for a job with Every, that of its slot.
+func (r *Run) Date() Date { return r.record.Date }
+
+// Attempt is the number of this attempt, from 1.
+func (r *Run) Attempt() int { return r.record.Attempt }
+
+// Trigger is what started this attempt.
+func (r *Run) Trigger() Trigger { return r.record.Trigger }
+
+// ScheduledFor is the nominal time of the trigger that made the run, in the
+// business zone; retries and re-runs keep it. For a job with Every it is the
+// start of the slot.
+func (r *Run) ScheduledFor() time.Time { return r.record.ScheduledFor }
+
+// Logger logs with the attributes of the run: job, job_key, business_date,
+// attempt, worker_id, trigger.
+func (r *Run) Logger() *slog.Logger { return r.log }
+
+// AddProcessed adds to the count of items processed. It only counts in memory;
+// heartbeats and the result carry the count to the attempt's row.
+func (r *Run) AddProcessed(n int64) { r.held.Processed.Add(n) }
+
+// AddFailed adds to the count of items failed, as AddProcessed does.
+func (r *Run) AddFailed(n int64) { r.held.Failed.Add(n) }
+
+// attrs are the attributes of log lines, as far as they are known.
+func (r Record) attrs() []any {
+	var attrs []any
+	add := func(known bool, key string, value any) {
+		if known {
+			attrs = append(attrs, key, value)
+		}
+	}
+	add(r.Key != "", "job_key", r.Key)
+	add(r.Date.IsValid(), "business_date", r.Date.String())
+	add(r.Status != "", "attempt", r.Attempt)
+	add(r.Trigger != "", "trigger", r.Trigger)
+	add(r.Status != "", "status", r.Status)
+	add(!r.StartedAt.IsZero(), "started_at", r.StartedAt)
+	if !r.FinishedAt.IsZero() {
+		add(true, "finished_at", r.FinishedAt)
+		add(true, "duration", r.FinishedAt.Sub(r.StartedAt))
+		add(true, "items_processed", r.ItemsProcessed)
+		add(true, "items_failed", r.ItemsFailed)
+	}
+	return attrs
+}
+
+// claim establishes whose the run of a slot is, and executes it if it is ours.
+func (r *Runner) claim(ctx context.Context, job Job, s slot) (res Result, err error) {
+	res.Record = Record{Key: s.key, Job: job.Name, Date: s.date, ScheduledFor: s.fired.In(r.zone)}
+	if ctx.Err() != nil {
+		return res, fmt.Errorf("claim %s: %w", s.key, context.Cause(ctx))
+	}
+	if err := r.reserve.Open(ctx); err != nil {
+		return res, fmt.Errorf("claim %s: %w", s.key, err)
+	}
+	defer r.reserve.Close()
+	c := store.Claim{
+		Key: s.key, Job: job.Name, Date: s.date.String(), Token: uuid.NewString(), Worker: r.workerID,
+		Trigger: string(s.trigger), ScheduledFor: s.fired, Lease: r.opts.Lease, StaleAfter: r.opts.StaleAfter,
+	}
+	if job.StaleAfter > 0 {
+		c.StaleAfter = job.StaleAfter
+	}
+	if s.notDue {
+		res.Decision = NotDue
+		row, err := r.book.Record(ctx, c, "not due: the job's calendar leaves this date out")
+		if err != nil {
+			return res, fmt.Errorf("claim %s: %w", s.key, explain(err))
+		}
+		if res.Record = r.record(row); row.Token == c.Token {
+			r.emit(ctx, Event{Record: res.Record})
+		}
+		return res, nil
+	}
+	claimed, err := r.book.Claim(ctx, c)
+	if err != nil {
+		return res, fmt.Errorf("claim %s: %w", s.key, explain(err))
+	}
+	row := claimed.Row
+	if res.Record = r.record(row); row.Token != c.Token || row.Status != string(Running) {
+		res.Decision = r.lost(row)
+		return res, nil
+	}
+	if err := ctx.Err(); err != nil {
+		r.book.NeverStarted(ctx, c, row, context.Cause(ctx).Error())
+		return res, fmt.Errorf("claim %s: %w", s.key, context.Cause(ctx))
+	}
+	jobCtx, cancel := context.WithCancelCause(ctx)
+	defer cancel(nil)
+	run := &Run{record: res.Record, log: r.log.With("job", job.Name, "job_key", s.key, "business_date", s.date.String(),
+		"attempt", row.Attempt, "worker_id", r.workerID, "trigger", row.Trigger)}
+	if run.held, err = r.book.Hold(row, claimed.Sent, cancel, run.log); err != nil {
+		r.book.NeverStarted(ctx, c, row, err.Error())
+		return res, fmt.Errorf("claim %s: %w", s.key, err)
+	}
+	defer r.book.Release(run.held)
+	run.log.InfoContext(ctx, "run started", "started_at", res.Record.StartedAt)
+	r.emit(ctx, Event{Record: res.Record, Previous: Status(claimed.Previous)})
+	res.Decision = Ran
+	res.Record, err = r.execute(ctx, jobCtx, job, run)
+	return res, err
+}
+
+// lost is the decision about a run that another claim holds.
+func (r *Runner) lost(row store.Row) Decision {
+	switch Status(row.Status) {
+	case Running:
+		return AlreadyRunning
+	case Succeeded:
+		return AlreadySucceeded
+	case Skipped:
+		return AlreadySkipped
+	case Failed:
+		if !row.NextAttemptAt.IsZero() && row.Pruned.IsZero() {
+			return RetryLater
+		}
+		return AlreadyFailed
+	}
+	return UnknownStatus
+}
+
+// execute runs the function of an attempt that is held, and records what became
+// of it.
+func (r *Runner) execute(ctx, jobCtx context.Context, job Job, run *Run) (Record, error) {
+	if job.Timeout > 0 {
+		var stop context.CancelFunc
+		jobCtx, stop = context.WithTimeoutCause(jobCtx, job.Timeout, fmt.Errorf("%w: Job.Timeout %s", context.DeadlineExceeded, job.Timeout))
+		defer stop()
+	}
+	err := call(jobCtx, job.Func, run)
+	lost := run.held.Returned()
+
+	o := store.Outcome{Status: string(Succeeded), Next: -1, Processed: run.held.Processed.Load(), Failed: run.held.Failed.Load()}
+	var skipped *skip
+	switch {
+	case err == nil:
+	case errors.As(err, &skipped):
+		o.Status, o.Error = string(Skipped), store.CleanText(skipped.reason)
+		err = nil
+	default:
+		interrupted := ctx.Err() != nil || errors.Is(context.Cause(jobCtx), ErrShutdown)
+		o.Status, o.Next = string(Failed), r.nextAttempt(ctx, job, run, err, interrupted)
+		if cause := context.Cause(jobCtx); cause != nil && !errors.Is(err, cause) {
+			err = fmt.Errorf("%w (%w)", err, cause)
+		}
+		o.Error = errorText(err)
+		err = &RunError{Key: run.Key(), Attempt: run.Attempt(), Err: err}
+	}
+	row, finishErr := r.book.Finish(ctx, run.held, o)
+	if finishErr != nil {
+		if err != nil {
+			return run.record, fmt.Errorf("%s: %w (the job itself: %w)", run.Key(), finishErr, err)
+		}
+		return run.record, fmt.Errorf("%s: %w", run.Key(), finishErr)
+	}
+	if lost != nil && err == nil {
+		run.log.WarnContext(ctx, "the lease was lost meanwhile, but the run was still ours at the end", "err", lost.Error())
+	}
+	record := r.record(row)
+	r.emit(ctx, Event{Record: record, Previous: Running, Err: err})
+	return record, err
+}
+
+// call runs the function on a goroutine of its own and waits for it: a Goexit
+// ends that goroutine, not the caller's.
+func call(ctx context.Context, f Func, run *Run) (err error) {
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		finished := false
+		defer func() {
+			if v := recover(); v != nil || !finished {
+				if v == nil {
+					v = "the job ended its goroutine with runtime.Goexit"
+				}
+				err = &PanicError{Value: v, Stack: stack()}
+			}
+		}()
+		err = f(ctx, run)
+		finished = true
+	}()
+	<-done
+	return err
+}
+
+// contain calls fn and returns its panic as a *PanicError.
+func contain(fn func() error) (err error) {
+	defer func() {
+		if v := recover(); v != nil {
+			err = &PanicError{Value: v, Stack: stack()}
+		}
+	}()
+	return fn()
+}
+
+// stack is the stack of a panic, cut to 4 KiB.
+func stack() []byte {
+	s := debug.Stack()
+	return s[:min(len(s), 4<<10)]
+}
+
+// errorText is the text of any error, storable and bounded; one whose Error
+// method panics says so instead.
+func errorText(err error) string {
+	text := ""
+	if e := contain(func() error { text = err.Error(); return nil }); e != nil {
+		text = fmt.Sprintf("%T, whose Error method panicked: %v", err, e.(*PanicError).Value)
+	}
+	if text == "" {
+		text = fmt.Sprintf("%T without a text", err)
+	}
+	return store.CleanText(text)
+}
+
+// emit hands an event to Options.OnEvent.
+func (r *Runner) emit(ctx context.Context, e Event) {
+	if r.opts.OnEvent == nil {
+		return
+	}
+	ctx = context.WithoutCancel(ctx)
+	if err := contain(func() error { r.opts.OnEvent(ctx, e); return nil }); err != nil {
+		r.log.ErrorContext(ctx, "OnEvent panicked", append(e.Record.attrs(), "err", errorText(err))...)
+	}
+}
