@@ -5,6 +5,7 @@ import (
 	"database/sql/driver"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 )
@@ -58,9 +59,8 @@ func (d Date) IsValid() bool {
 	return 1 <= d.Year && d.Year <= 9999 && d.exists()
 }
 
-// AddDays returns the date n days after d, or before it when n is negative. The result may leave the valid range; see
-// [Date.IsValid]. A Date that no calendar has, such as the zero Date or a 30 February, is returned as it is, so that it
-// never turns into a valid one unnoticed.
+// AddDays returns the date n days after d, or before it when n is negative. The result may leave the range of
+// [Date.IsValid]. A Date that no calendar has, such as the zero Date or a 30 February, stays as it is and so not valid.
 func (d Date) AddDays(n int) Date {
 	if !d.exists() {
 		return d
@@ -79,9 +79,7 @@ func (d Date) EndOfMonth() Date {
 }
 
 // Weekday returns the day of the week of d, which must be valid.
-func (d Date) Weekday() time.Weekday {
-	return d.midnight().Weekday()
-}
+func (d Date) Weekday() time.Weekday { return d.midnight().Weekday() }
 
 // Compare returns -1 when d is before e, +1 when it is after e, and 0 when they are the same, as slices.SortFunc wants it.
 func (d Date) Compare(e Date) int {
@@ -100,11 +98,10 @@ func (d Date) MarshalText() ([]byte, error) {
 // UnmarshalText sets d to the date that text names, by the rules of [ParseDate]. After an error d is unchanged.
 func (d *Date) UnmarshalText(text []byte) error {
 	parsed, err := ParseDate(string(text))
-	if err != nil {
-		return err
+	if err == nil {
+		*d = parsed
 	}
-	*d = parsed
-	return nil
+	return err
 }
 
 // Value makes Date a query argument for date and text columns: it returns the string YYYY-MM-DD, which PostgreSQL reads
@@ -112,9 +109,9 @@ func (d *Date) UnmarshalText(text []byte) error {
 // never NULL; for NULL pass a nil *Date or an invalid sql.Null[Date].
 //
 // A bare $1 works in every execution mode of pgx, and through database/sql, wherever the statement itself makes the
-// argument a date or a text; write $1::date where it does not. Do not compare a Date with a timestamptz: that makes the
-// server put it at midnight of the session's time zone.
-// (TestDateIsStoredAndReadBackInEveryExecMode)
+// argument a date or a text; write $1::date where it does not. A []Date works only in the modes that ask the server for
+// the type; []string with $1::date[] works in all. Do not compare a Date with a timestamptz: that makes the server put it
+// at midnight of the session's time zone. (TestDateIsStoredAndReadBackInEveryExecMode)
 func (d Date) Value() (driver.Value, error) {
 	if err := d.check(); err != nil {
 		return nil, err
@@ -125,11 +122,11 @@ func (d Date) Value() (driver.Value, error) {
 // Scan reads a date column, or a text column that holds YYYY-MM-DD. After an error d is unchanged.
 //
 // NULL is an error; scan into a *Date or a sql.Null[Date] where it can occur. So are infinity and dates outside the valid
-// range. A time.Time is taken only when it cannot be anything but a date: midnight at offset zero, the way pgx and lib/pq
-// hand over a date column. A timestamptz is refused, since its date depends on the zone that one reads it in: cast it in
-// the statement, (started_at AT TIME ZONE 'Asia/Seoul')::date, or convert it with [DateOf]. A time in time.Local is
-// refused even where the machine runs in UTC, so that the answer is the same on every machine.
-// (TestTimestamptzIsNeverReadAsDate)
+// range. A time.Time is taken only as pgx and lib/pq hand over a date column: midnight at offset zero. A timestamptz is
+// refused, since its date depends on the zone that one reads it in: cast it in the statement, (started_at AT TIME ZONE
+// 'Asia/Seoul')::date, or convert it with [DateOf]. A time in time.Local is refused even where the machine runs in UTC, so
+// that the answer is the same on every machine; only a driver that itself delivers timestamptz in UTC makes midnight
+// pass for a date. (TestTimestamptzIsNeverReadAsDate)
 func (d *Date) Scan(src any) error {
 	switch src := src.(type) {
 	case string:
@@ -143,12 +140,7 @@ func (d *Date) Scan(src any) error {
 			return fmt.Errorf("scan %s into a Date: this is an instant, whose date depends on a time zone; "+
 				"select a date column or cast with AT TIME ZONE", src.Format(time.RFC3339Nano))
 		}
-		scanned := DateOf(src)
-		if err := scanned.check(); err != nil {
-			return err
-		}
-		*d = scanned
-		return nil
+		return d.UnmarshalText([]byte(DateOf(src).String()))
 	case nil:
 		return errors.New("scan NULL into a Date: use a *Date or a sql.Null[Date]")
 	default:
@@ -161,10 +153,10 @@ func (d *Date) Scan(src any) error {
 // has every day.
 type Calendar func(Date) bool
 
-// Weekdays has Monday to Friday and knows no holidays: Weekdays.Except(holidays...). MonthEnds has the last day of every
-// month.
 var (
-	Weekdays  Calendar = func(d Date) bool { return d.Weekday() != time.Saturday && d.Weekday() != time.Sunday }
+	// Weekdays has Monday to Friday and knows no holidays; add them with Weekdays.Except(holidays...).
+	Weekdays Calendar = func(d Date) bool { return d.Weekday() != time.Saturday && d.Weekday() != time.Sunday }
+	// MonthEnds has the last day of every month.
 	MonthEnds Calendar = func(d Date) bool { return d == d.EndOfMonth() }
 )
 
@@ -238,6 +230,35 @@ func businessDate(t time.Time, zone *time.Location, dayStart time.Duration) Date
 	return d
 }
 
+// dueDates are the dates in [from, to] that a job is due on, in order: those that
+// the rule yields for a trigger date not after last and that the calendar accepts.
+// A rule may move a date by at most 400 days; where it has no date, there is no run.
+func dueDates(rule DateRule, cal Calendar, from, to, last Date) (due []Date) {
+	first, end := from, to
+	if rule != nil {
+		first, end = from.AddDays(-400), to.AddDays(400)
+	}
+	seen := map[Date]bool{}
+	for t := first; t.Compare(end) <= 0 && t.Compare(last) <= 0; t = t.AddDays(1) {
+		d := t
+		if rule != nil {
+			var err error
+			if !t.IsValid() {
+				continue
+			}
+			if d, err = rule(t); err != nil {
+				continue
+			}
+		}
+		if d.Compare(from) >= 0 && d.Compare(to) <= 0 && !seen[d] && cal.has(d) {
+			seen[d] = true
+			due = append(due, d)
+		}
+	}
+	slices.SortFunc(due, Date.Compare)
+	return due
+}
+
 // slotStart returns the last instant not after t, in zone, at which the wall clock of zone shows a multiple of every,
 // which must be whole minutes that divide a day. Multiples that a clock change leaves out do not occur; those that it
 // repeats occur twice. (TestSlotStartAgreesWithWalkingTheClock)
@@ -247,7 +268,7 @@ func businessDate(t time.Time, zone *time.Location, dayStart time.Duration) Date
 func slotStart(t time.Time, zone *time.Location, every time.Duration) time.Time {
 	t = t.In(zone)
 	start := t
-	for range 100 { // two or three do for every real zone
+	for range 100 { // two do for every real zone
 		_, offset := t.Zone()
 		seconds, step := t.Unix()+int64(offset), int64(every/time.Second)
 		past := (seconds%step + step) % step
@@ -316,9 +337,7 @@ func parseSlot(label string) (slot time.Time, ok bool) {
 const secondsPerDay = 24 * 60 * 60
 
 // midnight returns the start of d in UTC, where every day has one. A Date that does not exist becomes another day.
-func (d Date) midnight() time.Time {
-	return time.Date(d.Year, d.Month, d.Day, 0, 0, 0, 0, time.UTC)
-}
+func (d Date) midnight() time.Time { return time.Date(d.Year, d.Month, d.Day, 0, 0, 0, 0, time.UTC) }
 
 // exists reports whether the calendar, carried on in both directions, has d.
 func (d Date) exists() bool { return DateOf(d.midnight()) == d }
@@ -329,6 +348,16 @@ func (d Date) check() error {
 		return fmt.Errorf("date %s: want a calendar date from 0001-01-01 to 9999-12-31", d)
 	}
 	return nil
+}
+
+// startOfDay is the first instant of a date in a zone: midnight, or where the
+// clocks jump over midnight, the jump.
+func startOfDay(d Date, zone *time.Location) time.Time {
+	t := time.Date(d.Year, d.Month, d.Day, 0, 0, 0, 0, zone)
+	if DateOf(t).Compare(d) < 0 { // the hour before the jump
+		_, t = t.ZoneBounds()
+	}
+	return t
 }
 
 // timeOfDay returns what the clock on the wall shows at t, which after a clock change is not the time since midnight.

@@ -36,8 +36,8 @@ import (
 
 	"github.com/seed-ccb5b62c/jobrun/internal/lease"
 	"github.com/seed-ccb5b62c/jobrun/internal/reserve"
+	"github.com/seed-ccb5b62c/jobrun/internal/schema"
 	"github.com/seed-ccb5b62c/jobrun/internal/store"
-	"github.com/seed-ccb5b62c/jobrun/migrations"
 )
 
 // Func is the work of one attempt. nil means done; [SkipRun] means that there was
@@ -132,6 +132,7 @@ type Runner struct {
 	book     *lease.Book
 
 	mu      sync.Mutex
+	jobs    []Job         // by Schedule
 	calls   int           // under way
 	closing chan struct{} // closed by Shutdown
 	idle    chan struct{} // closed when calls is 0 after that
@@ -234,25 +235,28 @@ func (r *Runner) Run(ctx context.Context, job Job) (Result, error) {
 // RunTrigger is Run for a trigger with this nominal time, from another scheduler
 // or a test.
 func (r *Runner) RunTrigger(ctx context.Context, job Job, fired time.Time) (Result, error) {
-	return r.call(ctx, job, func() (slot, error) {
-		if job.Every != 0 {
-			start := slotStart(fired, r.zone, job.Every)
-			date := DateOf(start)
-			return slot{job.Name + ":" + slotLabel(start), date, start, TriggerSchedule, job.Calendar != nil && !job.Calendar(date)}, nil
+	return r.call(ctx, job, func() (slot, error) { return r.slot(job, fired) })
+}
+
+// slot is the run that a trigger at this nominal time stands for.
+func (r *Runner) slot(job Job, fired time.Time) (slot, error) {
+	if job.Every != 0 {
+		start := slotStart(fired, r.zone, job.Every)
+		date := DateOf(start)
+		return slot{key: job.Name + ":" + slotLabel(start), date: date, fired: start, trigger: TriggerSchedule, notDue: !job.Calendar.has(date)}, nil
+	}
+	date := businessDate(fired, r.zone, r.opts.DayStart)
+	if job.Date != nil {
+		mapped, err := job.Date(date)
+		if err != nil {
+			return slot{}, fmt.Errorf("date of the run for %s: %w", date, err)
 		}
-		date := businessDate(fired, r.zone, r.opts.DayStart)
-		if job.Date != nil {
-			mapped, err := job.Date(date)
-			if err != nil {
-				return slot{}, fmt.Errorf("date of the run for %s: %w", date, err)
-			}
-			date = mapped
-		}
-		if !date.IsValid() {
-			return slot{}, &InvalidError{"date of the run", date.String(), "0001-01-01 to 9999-12-31"}
-		}
-		return slot{job.Key(date), date, fired, TriggerSchedule, job.Calendar != nil && !job.Calendar(date)}, nil
-	})
+		date = mapped
+	}
+	if !date.IsValid() {
+		return slot{}, &InvalidError{"date of the run", date.String(), "0001-01-01 to 9999-12-31"}
+	}
+	return slot{key: job.Key(date), date: date, fired: fired, trigger: TriggerSchedule, notDue: !job.Calendar.has(date)}, nil
 }
 
 // RunDate is Run for an explicit date, by hand. Neither Job.Date nor Job.Calendar
@@ -265,7 +269,7 @@ func (r *Runner) RunDate(ctx context.Context, job Job, date Date) (Result, error
 		if !date.IsValid() {
 			return slot{}, &InvalidError{"date", date.String(), "0001-01-01 to 9999-12-31"}
 		}
-		return slot{job.Key(date), date, r.opts.Now(), TriggerManual, false}, nil
+		return slot{key: job.Key(date), date: date, fired: r.opts.Now(), trigger: TriggerManual}, nil
 	})
 }
 
@@ -275,7 +279,8 @@ type slot struct {
 	date    Date
 	fired   time.Time
 	trigger Trigger
-	notDue  bool
+	notDue  bool // by the calendar
+	again   bool // only if the run exists and is due or approved
 }
 
 // call validates, derives the run before anything can wait, claims and executes
@@ -299,6 +304,9 @@ func (r *Runner) call(ctx context.Context, job Job, derive func() (slot, error))
 // conclude writes the one line at the end of a call: INFO, WARN for an attempt
 // that failed and will be retried, ERROR for every other error that is returned.
 func (r *Runner) conclude(ctx context.Context, job Job, res Result, err error) {
+	if err == nil && !r.log.Enabled(ctx, slog.LevelInfo) {
+		return
+	}
 	level, message := slog.LevelInfo, "run finished"
 	attrs := append([]any{"job", job.Name, "worker_id", r.workerID}, res.Record.attrs()...)
 	switch failed := (*RunError)(nil); {
@@ -324,13 +332,11 @@ func (r *Runner) conclude(ctx context.Context, job Job, res Result, err error) {
 func (r *Runner) enter() bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	select {
-	case <-r.closing:
+	if r.stopped() {
 		return false
-	default:
-		r.calls++
-		return true
 	}
+	r.calls++
+	return true
 }
 
 func (r *Runner) leave() {
@@ -340,17 +346,22 @@ func (r *Runner) leave() {
 	r.settleIdle()
 }
 
+// stopped reports whether Shutdown was called.
+func (r *Runner) stopped() bool {
+	select {
+	case <-r.closing:
+		return true
+	default:
+		return false
+	}
+}
+
 // settleIdle closes idle once nothing is under way any more. r.mu is held.
 func (r *Runner) settleIdle() {
 	select {
-	case <-r.closing:
-	default:
-		return
-	}
-	select {
 	case <-r.idle:
 	default:
-		if r.calls == 0 {
+		if r.calls == 0 && r.stopped() {
 			close(r.idle)
 		}
 	}
@@ -363,16 +374,14 @@ func (r *Runner) settleIdle() {
 // the same way.
 func (r *Runner) Shutdown(ctx context.Context) error {
 	r.mu.Lock()
-	select {
-	case <-r.closing:
-	default:
+	if !r.stopped() {
 		close(r.closing)
 	}
 	r.settleIdle()
 	r.mu.Unlock()
 	select {
 	case <-r.idle:
-		r.book.Close()
+		r.book.Settle()
 		return nil
 	case <-ctx.Done():
 	}
@@ -381,7 +390,7 @@ func (r *Runner) Shutdown(ctx context.Context) error {
 	defer limit.Stop()
 	select {
 	case <-r.idle:
-		r.book.Close()
+		r.book.Settle()
 	case <-limit.C:
 		return fmt.Errorf("shutdown: still running: %s: %w", strings.Join(r.book.Interrupt(ErrShutdown), ", "), context.Cause(ctx))
 	}
@@ -391,30 +400,9 @@ func (r *Runner) Shutdown(ctx context.Context) error {
 	return nil
 }
 
-// read calls fn, bounded, with the statements; a transient error is repeated once.
+// read calls fn with the statements, bounded.
 func (r *Runner) read(ctx context.Context, fn func(context.Context, *store.Store) error) error {
-	var err error
-	for range 2 {
-		limited, cancel := context.WithTimeout(ctx, 2*lease.StatementLimit)
-		var s *store.Store
-		if s, err = r.tables.Open(limited, r.pool); err == nil {
-			err = fn(limited, s)
-		}
-		cancel()
-		if err == nil || ctx.Err() != nil || !store.Transient(err) {
-			break
-		}
-	}
-	return explain(err)
-}
-
-// explain adds the remedy to the error of a missing table.
-func explain(err error) error {
-	switch store.Code(err) {
-	case "42P01", "42703", "3F000":
-		return fmt.Errorf("%w (the tables are missing or older than this library: run Migrate)", err)
-	}
-	return err
+	return schema.Read(ctx, r.pool, r.tables, fn)
 }
 
 // Migrate creates the tables, or adopts an existing batch_job_run with its rows,
@@ -426,42 +414,7 @@ func explain(err error) error {
 // the privileges to create tables in the schema, and to own an existing
 // batch_job_run.
 func (r *Runner) Migrate(ctx context.Context) error {
-	all, err := store.Migrations(migrations.FS)
-	if err != nil {
-		return fmt.Errorf("migrate: %w", err)
-	}
-	limited, cancel := context.WithTimeoutCause(ctx, time.Minute, errors.New("still locked after a minute: another migration or a long transaction holds the tables"))
-	defer cancel()
-	for try := 0; ; {
-		name, err := r.migrateNext(limited, all)
-		switch {
-		case err == nil && name == "":
-			return nil
-		case err == nil:
-			r.log.InfoContext(ctx, "migration applied", "name", name)
-			try = 0
-		case !store.Transient(err) || !lease.Pause(limited, try):
-			if cause := context.Cause(limited); cause != nil {
-				return fmt.Errorf("migrate: %w (last error: %w)", cause, err)
-			}
-			return fmt.Errorf("migrate: %w", err)
-		default:
-			try++
-		}
-	}
-}
-
-func (r *Runner) migrateNext(ctx context.Context, all []store.Migration) (string, error) {
-	conn, err := r.pool.Acquire(ctx)
-	if err != nil {
-		return "", err
-	}
-	defer conn.Release()
-	s, err := r.tables.Open(ctx, conn)
-	if err != nil {
-		return "", err
-	}
-	return s.MigrateNext(ctx, conn.Conn(), all, time.Second)
+	return schema.Migrate(ctx, r.pool, r.tables, r.log)
 }
 
 // Verify judges the tables as they are, before the first run: the keys that
@@ -470,35 +423,5 @@ func (r *Runner) migrateNext(ctx context.Context, all []store.Migration) (string
 // dates come from this one). It logs the session's time zone beside the business
 // zone at INFO: SQL that derives dates from now() uses the former.
 func (r *Runner) Verify(ctx context.Context) error {
-	all, err := store.Migrations(migrations.FS)
-	if err != nil {
-		return fmt.Errorf("verify: %w", err)
-	}
-	var problems []string
-	var server store.Server
-	var schema string
-	err = r.read(ctx, func(ctx context.Context, s *store.Store) (err error) {
-		schema = s.Schema
-		if problems, err = s.Verify(ctx, r.pool, all); err != nil {
-			return err
-		}
-		before := r.opts.Now()
-		var more []string
-		server, more, err = s.Server(ctx, r.pool)
-		problems = append(problems, more...)
-		after := r.opts.Now()
-		// The server read its clock between the two: the difference is at least this.
-		if skew := max(before.Sub(server.Clock), server.Clock.Sub(after)); err == nil && skew > 5*time.Second {
-			problems = append(problems, fmt.Sprintf("this host's clock and the server's differ by %s", skew.Round(time.Millisecond)))
-		}
-		return err
-	})
-	if err != nil {
-		return fmt.Errorf("verify: %w", err)
-	}
-	r.log.InfoContext(ctx, "tables verified", "schema", schema, "problems", len(problems), "business_zone", r.zone.String(), "session_time_zone", server.TimeZone)
-	if problems != nil {
-		return fmt.Errorf("verify schema %s: %s", schema, strings.Join(problems, "; "))
-	}
-	return nil
+	return schema.Verify(ctx, r.pool, r.tables, r.log, r.zone, r.opts.Now)
 }

@@ -11,6 +11,7 @@ import (
 	"github.com/google/uuid"
 
 	"github.com/seed-ccb5b62c/jobrun/internal/lease"
+	"github.com/seed-ccb5b62c/jobrun/internal/schema"
 	"github.com/seed-ccb5b62c/jobrun/internal/store"
 )
 
@@ -79,10 +80,10 @@ func (r Record) attrs() []any {
 // claim establishes whose the run of a slot is, and executes it if it is ours.
 func (r *Runner) claim(ctx context.Context, job Job, s slot) (res Result, err error) {
 	res.Record = Record{Key: s.key, Job: job.Name, Date: s.date, ScheduledFor: s.fired.In(r.zone)}
-	if ctx.Err() != nil {
+	if ctx.Err() != nil { // before anything happens
 		return res, fmt.Errorf("claim %s: %w", s.key, context.Cause(ctx))
 	}
-	if err := r.reserve.Open(ctx); err != nil {
+	if err := r.book.Open(ctx); err != nil {
 		return res, fmt.Errorf("claim %s: %w", s.key, err)
 	}
 	defer r.reserve.Close()
@@ -97,16 +98,20 @@ func (r *Runner) claim(ctx context.Context, job Job, s slot) (res Result, err er
 		res.Decision = NotDue
 		row, err := r.book.Record(ctx, c, "not due: the job's calendar leaves this date out")
 		if err != nil {
-			return res, fmt.Errorf("claim %s: %w", s.key, explain(err))
+			return res, fmt.Errorf("claim %s: %w", s.key, schema.Explain(err))
 		}
 		if res.Record = r.record(row); row.Token == c.Token {
 			r.emit(ctx, Event{Record: res.Record})
 		}
 		return res, nil
 	}
+	c.Again = s.again
 	claimed, err := r.book.Claim(ctx, c)
+	if err == nil && claimed.Key == "" { // there was one when it was found due
+		err = ErrNotFound
+	}
 	if err != nil {
-		return res, fmt.Errorf("claim %s: %w", s.key, explain(err))
+		return res, fmt.Errorf("claim %s: %w", s.key, schema.Explain(err))
 	}
 	row := claimed.Row
 	if res.Record = r.record(row); row.Token != c.Token || row.Status != string(Running) {
@@ -114,7 +119,7 @@ func (r *Runner) claim(ctx context.Context, job Job, s slot) (res Result, err er
 		return res, nil
 	}
 	if err := ctx.Err(); err != nil {
-		r.book.NeverStarted(ctx, c, row, context.Cause(ctx).Error())
+		res.Record = r.record(r.book.NeverStarted(ctx, c, row, errorText(context.Cause(ctx))))
 		return res, fmt.Errorf("claim %s: %w", s.key, context.Cause(ctx))
 	}
 	jobCtx, cancel := context.WithCancelCause(ctx)
@@ -122,7 +127,7 @@ func (r *Runner) claim(ctx context.Context, job Job, s slot) (res Result, err er
 	run := &Run{record: res.Record, log: r.log.With("job", job.Name, "job_key", s.key, "business_date", s.date.String(),
 		"attempt", row.Attempt, "worker_id", r.workerID, "trigger", row.Trigger)}
 	if run.held, err = r.book.Hold(row, claimed.Sent, cancel, run.log); err != nil {
-		r.book.NeverStarted(ctx, c, row, err.Error())
+		res.Record = r.record(r.book.NeverStarted(ctx, c, row, err.Error()))
 		return res, fmt.Errorf("claim %s: %w", s.key, err)
 	}
 	defer r.book.Release(run.held)
@@ -212,7 +217,17 @@ func call(ctx context.Context, f Func, run *Run) (err error) {
 		finished = true
 	}()
 	<-done
+	if e := contain(func() error { ask(err); return nil }); e != nil {
+		err = fmt.Errorf("%s (%T, whose methods panic: %v)", errorText(err), err, e.(*PanicError).Value)
+	}
 	return err
+}
+
+// ask calls the methods of err that errors.Is and errors.As call: those of a
+// typed nil may panic, and would do so here or in the caller's hands.
+func ask(err error) {
+	_ = errors.Is(err, ErrLeaseLost)
+	_ = errors.As(err, new(*skip))
 }
 
 // contain calls fn and returns its panic as a *PanicError.

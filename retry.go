@@ -1,10 +1,16 @@
 package jobrun
 
 import (
+	"cmp"
 	"context"
 	"errors"
+	"fmt"
 	"math/rand/v2"
+	"slices"
+	"sync"
 	"time"
+
+	"github.com/seed-ccb5b62c/jobrun/internal/store"
 )
 
 // Retry says how often a run that fails is attempted, and when. The zero value
@@ -64,6 +70,63 @@ func RetryAfter(err error, d time.Duration) error {
 		return nil
 	}
 	return &directive{err: err, after: max(d, 0)}
+}
+
+// RetryDue executes the runs of the given jobs (none given: those registered by
+// Schedule; none at all is an error) that are due or approved now, and returns
+// when they have ended: jobs side by side, the runs of one job one after the
+// other, oldest date first. Runs of other jobs are left alone, so that a new
+// binary's jobs are not run by an old one. It may be called by several instances
+// and overlap with itself: a run is executed by one of them. The results are in
+// the order of the jobs; the error joins those of all runs that failed, which
+// have been logged. One slow run makes the whole call slow, so call it on a
+// goroutine of its own, such as cron's @every 1m.
+func (r *Runner) RetryDue(ctx context.Context, jobs ...Job) ([]Result, error) {
+	if len(jobs) == 0 {
+		jobs = r.scheduled()
+	}
+	if len(jobs) == 0 {
+		return nil, r.report(ctx, Job{}, &InvalidError{"jobs", "none", "at least one job, given here or registered by Schedule"})
+	}
+	names := make([]string, len(jobs))
+	for i, job := range jobs {
+		if err := job.Validate(); err != nil {
+			return nil, r.report(ctx, job, err)
+		}
+		names[i] = job.Name
+	}
+	var keys []string
+	err := r.read(ctx, func(ctx context.Context, s *store.Store) (err error) {
+		keys, err = s.Due(ctx, r.pool, names)
+		return err
+	})
+	if err != nil {
+		return nil, r.report(ctx, Job{}, fmt.Errorf("due runs: %w", err))
+	}
+	results := make([][]Result, len(jobs))
+	errs := make([]error, len(jobs))
+	var wg sync.WaitGroup
+	for i, job := range jobs {
+		wg.Go(func() { results[i], errs[i] = r.retryJob(ctx, job, keys) })
+	}
+	wg.Wait()
+	return slices.Concat(results...), errors.Join(errs...)
+}
+
+// retryJob executes those of the keys that are the job's, in order.
+func (r *Runner) retryJob(ctx context.Context, job Job, keys []string) (results []Result, err error) {
+	var errs []error
+	for _, key := range keys {
+		name, date, start, ok := parseKey(key)
+		if !ok || name != job.Name || ctx.Err() != nil || r.stopped() {
+			continue
+		}
+		res, err := r.call(ctx, job, func() (slot, error) {
+			return slot{key: key, date: date, fired: cmp.Or(start, r.opts.Now()), trigger: TriggerRetry, again: true}, nil
+		})
+		results, errs = append(results, res), append(errs, err)
+	}
+	return results, errors.Join(errs...)
 }
 
 // directive is an error that also says what follows.

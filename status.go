@@ -339,6 +339,12 @@ type StaleRun struct {
 	Overdue      time.Duration // beyond the attempt's StaleAfter; 0: not yet
 	Alive        bool          // the last heartbeat is younger than the attempt's lease
 	ItemsMovedAt time.Time     // when a heartbeat last saw the item counts change
+	Typical      time.Duration // median duration of the job's latest 50 runs that succeeded; 0: none yet
+	Longest      time.Duration // the longest of them
+	// Session tells of the database session that sent the last heartbeat: "present",
+	// "gone" or "unknown" (behind a pooler, before the first heartbeat, or without the
+	// right to see it). It proves nothing: a live process may have a new session.
+	Session string
 }
 
 // Stale returns the RUNNING runs that were silent for longer than the lease, or
@@ -358,7 +364,7 @@ func (r *Runner) Stale(ctx context.Context) ([]StaleRun, error) {
 	stale := make([]StaleRun, len(rows))
 	for i, row := range rows {
 		moved := r.record(store.Row{StartedAt: row.ItemsMovedAt}).StartedAt
-		stale[i] = StaleRun{r.record(row.Row), row.Silent, row.Overdue, row.Alive, moved}
+		stale[i] = StaleRun{r.record(row.Row), row.Silent, row.Overdue, row.Alive, moved, row.Typical, row.Longest, row.Session}
 	}
 	return stale, nil
 }

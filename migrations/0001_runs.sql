@@ -13,11 +13,9 @@ CREATE TABLE IF NOT EXISTS batch_job_run (
   error_message text
 );
 
-CREATE INDEX IF NOT EXISTS batch_job_run_status_started_idx
-  ON batch_job_run (status, started_at);
-
 -- Constant defaults: no rewrite, and a program that knows only the six columns
--- goes on inserting rows.
+-- goes on inserting rows. First of all, because it takes the strongest lock: to
+-- come to it from a weaker one would deadlock with programs that use the table.
 ALTER TABLE batch_job_run
   ADD COLUMN IF NOT EXISTS job_name        varchar(80),
   ADD COLUMN IF NOT EXISTS business_date   date,
@@ -31,14 +29,22 @@ ALTER TABLE batch_job_run
   ADD COLUMN IF NOT EXISTS approved_status  varchar(20),
   ADD COLUMN IF NOT EXISTS pruned_at       timestamptz;
 
+CREATE INDEX IF NOT EXISTS batch_job_run_status_started_idx
+  ON batch_job_run (status, started_at);
+
 -- The runs of one job in the order of their dates, whatever the database's collation.
 CREATE INDEX IF NOT EXISTS batch_job_run_key_idx
   ON batch_job_run (job_key COLLATE "C");
 
--- Few rows: those that may be claimed again.
+-- Few rows: FAILED runs that will be tried again.
 CREATE INDEX IF NOT EXISTS batch_job_run_next_attempt_idx
   ON batch_job_run (next_attempt_at)
   WHERE next_attempt_at IS NOT NULL;
+
+-- Few rows: re-runs that a person approved and nobody has claimed yet.
+CREATE INDEX IF NOT EXISTS batch_job_run_approved_idx
+  ON batch_job_run (approved_at)
+  WHERE approved_at IS NOT NULL;
 
 COMMENT ON TABLE  batch_job_run IS 'One row per job and business date: the right to run it, and what became of it.';
 COMMENT ON COLUMN batch_job_run.job_key IS 'Job name, colon, business date (YYYY-MM-DD), or the slot with its UTC offset for jobs that run several times a day.';
@@ -93,7 +99,7 @@ COMMENT ON COLUMN batch_job_attempt.stale_after IS 'Longest expected duration; l
 COMMENT ON COLUMN batch_job_attempt.items_processed IS 'Items processed so far, as the job reported them.';
 COMMENT ON COLUMN batch_job_attempt.items_failed IS 'Items failed so far, as the job reported them.';
 COMMENT ON COLUMN batch_job_attempt.items_moved_at IS 'When a heartbeat last saw an item count change, by the database clock.';
-COMMENT ON COLUMN batch_job_attempt.backend_pid IS 'Server process of the last heartbeat; behind a pooler it says nothing.';
+COMMENT ON COLUMN batch_job_attempt.backend_pid IS 'Server process of the last heartbeat; NULL behind a pooler, where it would say nothing.';
 COMMENT ON COLUMN batch_job_attempt.finished_at IS 'When the attempt was closed, by the database clock; NULL: open.';
 COMMENT ON COLUMN batch_job_attempt.outcome IS 'SUCCEEDED, FAILED or SKIPPED; NULL: open.';
 COMMENT ON COLUMN batch_job_attempt.ended_by IS 'WORKER: the attempt itself; PERSON: an action; OUTSIDE: another program changed the run; NULL: open.';
@@ -109,7 +115,8 @@ CREATE TABLE batch_job_action (
   forced          boolean      NOT NULL,
   reset_items     boolean      NOT NULL,
   previous_status varchar(20),
-  acted_at        timestamptz  NOT NULL DEFAULT clock_timestamp()
+  acted_at        timestamptz  NOT NULL DEFAULT clock_timestamp(),
+  token           uuid         NOT NULL UNIQUE
 );
 
 CREATE INDEX batch_job_action_key_idx
@@ -138,6 +145,7 @@ COMMENT ON COLUMN batch_job_action.forced IS 'Whether a refusal was overridden o
 COMMENT ON COLUMN batch_job_action.reset_items IS 'Whether the item ledger was emptied so that every item is done again.';
 COMMENT ON COLUMN batch_job_action.previous_status IS 'Status of the run before the action; NULL when there was no run.';
 COMMENT ON COLUMN batch_job_action.acted_at IS 'When, by the database clock.';
+COMMENT ON COLUMN batch_job_action.token IS 'Identifies the call, so that one whose answer was lost is not taken for a conflict.';
 
 CREATE TABLE batch_job_migration (
   version      integer     PRIMARY KEY,

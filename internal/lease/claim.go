@@ -53,10 +53,23 @@ func NewBook(tables *store.Tables, r *reserve.Reserve, lease time.Duration, log 
 	return &Book{Tables: tables, Reserve: r, Lease: lease, Log: log, closed: make(chan struct{})}
 }
 
-// Close ends the settling of claims after one more try each, and waits for it.
-func (b *Book) Close() {
+// Settle ends the settling of claims after one more try each, and waits for it.
+func (b *Book) Settle() {
 	b.closing.Do(func() { close(b.closed) })
 	b.settling.Wait()
+}
+
+// Open keeps a connection back for heartbeats and results until Close; it repeats
+// what may pass.
+func (b *Book) Open(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, ClaimLimit)
+	defer cancel()
+	for try := 0; ; try++ {
+		err := b.Reserve.Open(ctx)
+		if err == nil || !store.Transient(err) || !store.Pause(ctx, try) {
+			return err
+		}
+	}
 }
 
 // Claimed is whose a run is.
@@ -66,7 +79,8 @@ type Claimed struct {
 	Sent      time.Time // monotonic, before sending the first statement
 }
 
-// Claim establishes whose the run is. After an error the claim may have been
+// Claim establishes whose the run is; of a claim that is only for an existing run
+// the Key is "" when there is none. After an error the claim may have been
 // committed all the same; then the Book closes it as never started as soon as it
 // can.
 func (b *Book) Claim(ctx context.Context, c store.Claim) (Claimed, error) {
@@ -85,11 +99,15 @@ func (b *Book) establish(ctx context.Context, c store.Claim) (got Claimed, undec
 	defer cancel()
 	got.Sent = time.Now()
 	undecided, err = b.repeat(ctx, func(ctx context.Context, s *store.Store, conn *pgx.Conn, lock time.Duration) error {
-		row, found, err := s.Claim(ctx, conn, c, lock)
-		if err == nil && !found {
+		var row store.Row
+		var found bool
+		var err error
+		if c.Again {
+			row, found, err = s.Get(ctx, conn, c.Key)
+		} else if row, found, err = s.Claim(ctx, conn, c, lock); err == nil && !found {
 			err = errUnseen
 		}
-		if err == nil && row.Token != c.Token && row.Pruned.IsZero() && (row.Due || !row.ApprovedAt.IsZero()) {
+		if err == nil && found && row.Token != c.Token && row.Pruned.IsZero() && (row.Due || !row.ApprovedAt.IsZero()) {
 			got.Previous = row.Status
 			if row, found, err = s.Reclaim(ctx, conn, c, row, lock); err == nil && !found {
 				err = errUnseen
@@ -116,21 +134,30 @@ func (b *Book) Record(ctx context.Context, c store.Claim, reason string) (row st
 }
 
 // NeverStarted closes a claim that was won but will not be executed: FAILED, due
-// at once, not counted. If it cannot, the Book goes on trying.
-func (b *Book) NeverStarted(ctx context.Context, c store.Claim, row store.Row, why string) {
+// at once, not counted. It returns the run afterwards; if it cannot close it, the
+// Book goes on trying.
+func (b *Book) NeverStarted(ctx context.Context, c store.Claim, row store.Row, why string) store.Row {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), ResultLimit)
 	defer cancel()
-	if err := b.abandon(ctx, row, why); err != nil {
+	after, err := b.abandon(ctx, row, why)
+	if err != nil {
 		b.settle(c)
+		return row
 	}
+	return after
 }
 
-func (b *Book) abandon(ctx context.Context, row store.Row, why string) error {
-	_, err := b.repeat(ctx, func(ctx context.Context, s *store.Store, conn *pgx.Conn, lock time.Duration) error {
-		_, _, err := s.Abandon(ctx, conn, row, "never started: "+why, lock)
-		return err // no row: it is not RUNNING under our token any more
+func (b *Book) abandon(ctx context.Context, row store.Row, why string) (after store.Row, err error) {
+	_, err = b.repeat(ctx, func(ctx context.Context, s *store.Store, conn *pgx.Conn, lock time.Duration) (err error) {
+		found := false
+		if after, found, err = s.Abandon(ctx, conn, row, "never started: "+why, lock); err == nil && !found {
+			if after, found, err = s.Get(ctx, conn, row.Key); !found { // not RUNNING under our token any more
+				after = row
+			}
+		}
+		return err
 	})
-	return err
+	return after, err
 }
 
 // settle makes sure, in the background, that a claim whose answer was lost does
@@ -151,7 +178,7 @@ func (b *Book) settle(c store.Claim) {
 			ctx, cancel := context.WithTimeout(context.Background(), ResultLimit)
 			got, _, err := b.establish(ctx, c)
 			if err == nil && got.Token == c.Token {
-				err = b.abandon(ctx, got.Row, "the answer to the claim was lost")
+				_, err = b.abandon(ctx, got.Row, "the answer to the claim was lost")
 			}
 			cancel()
 			if err == nil {
@@ -233,7 +260,7 @@ func (b *Book) repeat(ctx context.Context, fn func(context.Context, *store.Store
 				return err
 			}
 			err = fn(limited, s, conn, time.Until(deadline)*4/5)
-			undecided = undecided && err != nil || store.Undecided(err)
+			undecided = undecided || !errors.Is(err, errUnseen) && store.Undecided(err)
 			return err
 		})
 		cancel()
@@ -243,21 +270,8 @@ func (b *Book) repeat(ctx context.Context, fn func(context.Context, *store.Store
 		if errors.Is(err, ErrLost) || !errors.Is(err, errUnseen) && !store.Transient(err) {
 			return undecided, err
 		}
-		if !Pause(ctx, try) {
+		if !store.Pause(ctx, try) {
 			return undecided, fmt.Errorf("%w (%w)", err, context.Cause(ctx))
 		}
-	}
-}
-
-// Pause waits before try number try+1: 10 ms, doubling to 2 s. It reports false
-// when ctx ends first.
-func Pause(ctx context.Context, try int) bool {
-	timer := time.NewTimer(min(10*time.Millisecond<<min(try, 10), 2*time.Second))
-	defer timer.Stop()
-	select {
-	case <-timer.C:
-		return true
-	case <-ctx.Done():
-		return false
 	}
 }

@@ -128,7 +128,7 @@ func (b *Book) keep(stop, done chan struct{}) {
 		if !b.beat() {
 			wait = b.Lease / 16
 			for _, h := range b.held() {
-				if left := h.left(b.Lease); left > 0 {
+				if left, open := h.left(b.Lease); open {
 					wait = min(wait, left)
 				}
 			}
@@ -178,7 +178,7 @@ func (b *Book) beat() bool {
 		case reached[h.Row.Token]:
 			h.renew(sent, b.Lease)
 		case err != nil:
-			h.miss(err, b.Lease)
+			h.miss(err, sent, b.Lease)
 		case read && !standing.Holds:
 			h.lose(errors.New(superseded(standing)))
 		default:
@@ -188,11 +188,12 @@ func (b *Book) beat() bool {
 	return err == nil
 }
 
-// left is how long the attempt may go on without a beat.
-func (h *Held) left(lease time.Duration) time.Duration {
+// left is how long the attempt may go on without a beat; open is false when its
+// lease is lost, or no longer matters.
+func (h *Held) left(lease time.Duration) (left time.Duration, open bool) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	return time.Until(h.renewed.Add(lease))
+	return time.Until(h.renewed.Add(lease)), h.lost == nil && !h.returned
 }
 
 // renew notes a beat that was sent at this time and answered.
@@ -207,18 +208,19 @@ func (h *Held) renew(sent time.Time, lease time.Duration) {
 	}
 }
 
-// miss notes a beat without an answer. After the end of the lease that was its
-// one renewal, and the attempt may no longer act.
-func (h *Held) miss(err error, lease time.Duration) {
-	left := h.left(lease)
-	if left <= 0 {
+// miss notes a beat without an answer. If it was sent after the end of the lease,
+// it was the one renewal, and the attempt may no longer act. One that was sent
+// before and given up after it, because the process stood still, was not.
+func (h *Held) miss(err error, sent time.Time, lease time.Duration) {
+	h.mu.Lock()
+	end := h.renewed.Add(lease)
+	h.missed = true
+	h.mu.Unlock()
+	if !sent.Before(end) {
 		h.lose(fmt.Errorf("no heartbeat for the length of the lease: %w", err))
 		return
 	}
-	h.mu.Lock()
-	h.missed = true
-	h.mu.Unlock()
-	h.log.Warn("heartbeat missed", "err", err.Error(), "lease_left", left)
+	h.log.Warn("heartbeat missed", "err", err.Error(), "lease_left", max(0, time.Until(end)))
 }
 
 // lose cancels the attempt's context, once, unless its function has returned.

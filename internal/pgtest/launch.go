@@ -35,20 +35,21 @@ func launch(ctx context.Context, bin string, acc account, opts Options) (*Server
 	if err != nil {
 		return nil, err
 	}
-	defer read.Close()
 	out, outWrite, err := os.Pipe()
 	if err != nil {
+		read.Close()
 		write.Close()
 		return nil, err
 	}
-	defer outWrite.Close()
-
 	args := []string{"-c", supervisor, "pgtest", filepath.Clean(os.TempDir()), bin, strconv.FormatBool(opts.Keep)}
 	cmd := exec.Command("/bin/sh", append(args, serverArgs(name, opts)...)...)
 	cmd.Dir, cmd.Env, cmd.SysProcAttr = "/", serverEnv(), acc.attr() // "/": the account may not reach our directory
 	cmd.ExtraFiles = []*os.File{read}                                // descriptor 3
 	cmd.Stdout, cmd.Stderr = outWrite, outWrite                      // not ours: "go test" waits for the end of those
-	if err := cmd.Start(); err != nil {
+	err = cmd.Start()
+	read.Close()
+	outWrite.Close()
+	if err != nil {
 		write.Close()
 		out.Close()
 		return nil, fmt.Errorf("as %s: %w", acc.name, err)
@@ -160,10 +161,20 @@ func (s *Server) serveAt(ctx context.Context, port int, name string) (bool, erro
 	if _, err := fmt.Fprintln(s.pipe, port); err != nil {
 		return false, err
 	}
-	tick := time.NewTicker(10 * time.Millisecond)
-	defer tick.Stop()
+	trying, cancel := context.WithCancel(ctx)
+	up := make(chan struct{})
+	var wait sync.WaitGroup
+	wait.Go(func() {
+		if s.answers(trying, name) {
+			close(up)
+		}
+	})
+	defer wait.Wait()
+	defer cancel() // whoever has our port may accept connections and say nothing
 	for {
 		select {
+		case <-up:
+			return true, nil
 		case <-ctx.Done():
 			return false, fmt.Errorf("%w:\n%s", ctx.Err(), s.logTail())
 		case line, ok := <-s.lines:
@@ -178,26 +189,35 @@ func (s *Server) serveAt(ctx context.Context, port int, name string) (bool, erro
 				s.pid = 0
 				return false, fmt.Errorf("it ended at once, %s:\n%s", cmp.Or(line, "with its supervisor"), s.logTail())
 			}
-		case <-tick.C:
-			if s.pid != 0 && s.answers(ctx, name) {
-				return true, nil
-			}
 		}
 	}
 }
 
-// answers reports whether our server, not another one that won the race for the port, accepts connections.
+// answers connects again and again until our server, not another one that won the race for the port, accepts.
+// It returns false when the context is done.
 func (s *Server) answers(ctx context.Context, name string) bool {
-	ctx, cancel := context.WithTimeout(ctx, 5*time.Second)
-	defer cancel()
-	conn, err := pgx.Connect(ctx, s.url.String())
+	tick := time.NewTicker(10 * time.Millisecond)
+	defer tick.Stop()
+	for ctx.Err() == nil {
+		if cluster, err := clusterName(ctx, s.url.String()); err == nil && cluster == name {
+			return true
+		}
+		select {
+		case <-ctx.Done():
+		case <-tick.C:
+		}
+	}
+	return false
+}
+
+func clusterName(ctx context.Context, url string) (name string, err error) {
+	conn, err := pgx.Connect(ctx, url)
 	if err != nil {
-		return false
+		return "", err
 	}
 	defer conn.Close(ctx)
-	var cluster string
-	err = conn.QueryRow(ctx, "SHOW cluster_name").Scan(&cluster)
-	return err == nil && cluster == name
+	err = conn.QueryRow(ctx, "SHOW cluster_name").Scan(&name)
+	return name, err
 }
 
 func bindFailed(log string) bool {

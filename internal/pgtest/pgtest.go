@@ -89,7 +89,17 @@ func (db *DB) Role(t testing.TB, attrs string) (name, roleURL string) {
 		t.Fatalf("pgtest: %v", err)
 	}
 	u.User = url.UserPassword(name, password)
-	return name, u.String()
+	return name, withoutParameters(u, "user", "password")
+}
+
+// withoutParameters returns the URL without parameters that would override its other parts.
+func withoutParameters(u *url.URL, names ...string) string {
+	query := u.Query()
+	for _, name := range names {
+		query.Del(name)
+	}
+	u.RawQuery = query.Encode()
+	return u.String()
 }
 
 func dropRole(ctx context.Context, dbURL, name string) error {

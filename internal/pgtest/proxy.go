@@ -62,11 +62,9 @@ func NewProxy(t testing.TB, dbURL string) *Proxy {
 		t.Fatalf("pgtest: proxy: %v", err)
 	}
 	query := u.Query()
-	query.Del("host")
-	query.Del("port")
 	query.Set("sslmode", "disable")
 	u.Host, u.RawQuery = p.listener.Addr().String(), query.Encode()
-	p.url = u.String()
+	p.url = withoutParameters(u, "host", "port")
 
 	p.wait.Go(p.accept)
 	t.Cleanup(p.close)

@@ -66,7 +66,7 @@ func TestCutsInEveryExecMode(t *testing.T) {
 						}
 					}
 					mustExec(t, db.Pool, "TRUNCATE t")
-					cuts, executed := p.Cuts(), p.Statements(insert)
+					cuts, executed := p.Cuts(), p.Statements("insert")
 					c.arm("insert into T")
 					if err := insertRow(t, pool, 1); err == nil {
 						t.Error("the client got no error")
@@ -74,7 +74,7 @@ func TestCutsInEveryExecMode(t *testing.T) {
 					if n := p.Cuts() - cuts; n != 1 {
 						t.Errorf("%d cuts, want 1", n)
 					}
-					if n := p.Statements(insert) - executed; n != c.rows {
+					if n := p.Statements("insert") - executed; n != c.rows {
 						t.Errorf("%d executions passed on, want %d", n, c.rows)
 					}
 					if n := count(t, db.Pool, "SELECT count(*) FROM t"); n != c.rows {

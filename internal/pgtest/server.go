@@ -85,7 +85,7 @@ func Start(ctx context.Context, opts Options) (*Server, error) {
 func (s *Server) URL(dbname string) string {
 	u := s.url
 	u.Path, u.RawPath = "/"+dbname, ""
-	return u.String()
+	return withoutParameters(&u, "dbname")
 }
 
 // Stop stops the server and removes its directory, unless Keep was asked for or it was running before Start.

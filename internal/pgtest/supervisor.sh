@@ -47,7 +47,7 @@ while read -r port <&3; do
 		status=$?
 		kill -0 "$pid" 2>/dev/null
 	do :; done # a signal interrupted the wait
-	kill "$stopper" 2>/dev/null
+	kill -KILL "$stopper" 2>/dev/null # a TERM could be lost while it still has our traps
 	echo "exit $status"
 done
 rm -rf "$dir"

@@ -90,7 +90,7 @@ WITH mine AS MATERIALIZED (
   FOR NO KEY UPDATE OF a SKIP LOCKED
 )
 UPDATE batch_job_attempt AS a
-SET heartbeat_at = clock_timestamp(), backend_pid = pg_backend_pid(),
+SET heartbeat_at = clock_timestamp(), backend_pid = CASE WHEN pg_backend_pid() = $6::integer THEN $6::integer END,
   items_moved_at = CASE WHEN (a.items_processed, a.items_failed) IS DISTINCT FROM (mine.processed, mine.failed)
     THEN clock_timestamp() ELSE a.items_moved_at END,
   items_processed = mine.processed, items_failed = mine.failed
@@ -102,7 +102,7 @@ RETURNING a.token::text`
 // Beat writes a sign of life and the item counts of all pulses, and returns the
 // tokens that it reached. A missing one is either gone or locked just now: read
 // its [Store.Standing] before calling it lost.
-func (s *Store) Beat(ctx context.Context, db DB, pulses []Pulse) ([]string, error) {
+func (s *Store) Beat(ctx context.Context, conn *pgx.Conn, pulses []Pulse) ([]string, error) {
 	n := len(pulses)
 	keys, tokens := make([]string, n), make([]string, n)
 	attempts := make([]int32, n)
@@ -111,7 +111,8 @@ func (s *Store) Beat(ctx context.Context, db DB, pulses []Pulse) ([]string, erro
 		keys[i], tokens[i], attempts[i] = p.Key, p.Token, int32(p.Attempt)
 		processed[i], failed[i] = p.Processed, p.Failed
 	}
-	rows, err := db.Query(ctx, s.beat, keys, attempts, tokens, processed, failed)
+	// A pooler tells the client another process than the one that answers: then none is noted.
+	rows, err := conn.Query(ctx, s.beat, keys, attempts, tokens, processed, failed, int32(conn.PgConn().PID()))
 	if err != nil {
 		return nil, err
 	}

@@ -12,17 +12,24 @@ type Claim struct {
 	Worker, Trigger   string
 	ScheduledFor      time.Time
 	Lease, StaleAfter time.Duration
+	Again             bool // only if the run exists
 }
 
-// claimSQL makes the run's row and its first history row, or reads the row that
-// is there already. One round trip; when the winner had committed before,
-// nothing is written. It inserts the run row first and waits for another
-// session's uncommitted insert of the same key, at most lock_timeout: set in a
-// subquery of the statement, so that nothing is left behind in the session.
-// No row at all: the winner committed after this statement's snapshot.
+// claimSQL reads the run's row if there is one, else makes it together with its
+// first history row. One round trip; when the winner had committed before,
+// nothing is locked or written. Else it inserts the run row first and waits for
+// another session's uncommitted insert of the same key, at most lock_timeout: set
+// in a subquery of the statement, so that nothing is left behind in the session.
+// No row in the answer: the winner committed after this statement's snapshot.
 const claimSQL = `
 WITH bound AS MATERIALIZED (
   SELECT set_config('lock_timeout', $3::text, true)
+), seen AS MATERIALIZED (
+  SELECT` + rowColumns + `
+  FROM batch_job_run AS r
+  LEFT JOIN batch_job_attempt AS a
+    ON a.job_key = r.job_key AND a.attempt = r.attempt AND a.token = r.token
+  WHERE r.job_key = $1::text
 ), claimed AS (
   INSERT INTO batch_job_run AS r
     (job_key, status, started_at, worker_id, job_name, business_date, scheduled_for, attempt, token)
@@ -30,6 +37,7 @@ WITH bound AS MATERIALIZED (
     1 + coalesce((SELECT max(h.attempt) FROM batch_job_attempt AS h WHERE h.job_key = $1::text), 0),
     $7::text::uuid
   FROM bound
+  WHERE NOT EXISTS (SELECT FROM seen)
   ON CONFLICT (job_key) DO NOTHING
   RETURNING r.*
 ), history AS (
@@ -44,12 +52,7 @@ SELECT` + rowColumns + `
 FROM claimed AS r
 JOIN history AS a ON true
 UNION ALL
-SELECT` + rowColumns + `
-FROM batch_job_run AS r
-LEFT JOIN batch_job_attempt AS a
-  ON a.job_key = r.job_key AND a.attempt = r.attempt AND a.token = r.token
-WHERE r.job_key = $1::text
-  AND NOT EXISTS (SELECT FROM claimed)`
+SELECT * FROM seen`
 
 // Claim makes the run RUNNING under c.Token if no row of its key exists, and
 // returns the row that exists afterwards: ours if its Token is c.Token. Found is
@@ -60,29 +63,35 @@ func (s *Store) Claim(ctx context.Context, db DB, c Claim, lock time.Duration) (
 	return one(rows, err, collectRow)
 }
 
+// settledNumber is the number under which the attempt that a run row describes
+// stands in the history: its own, unless that one is somebody else's because the
+// row was deleted and inserted by hand; then the next free one.
+const settledNumber = `
+    CASE WHEN EXISTS (
+      SELECT FROM batch_job_attempt AS h
+      WHERE h.job_key = r.job_key AND h.attempt = r.attempt AND h.token IS DISTINCT FROM r.token
+    ) THEN 1 + last.attempt ELSE r.attempt END AS number`
+
+// lastAttempt joins the highest attempt number of the key's history.
+const lastAttempt = `
+  CROSS JOIN LATERAL (
+    SELECT coalesce(max(h.attempt), 0) AS attempt FROM batch_job_attempt AS h WHERE h.job_key = $1::text
+  ) AS last`
+
 // reclaimSQL is a compare-and-set: it takes the run over only if it is still at
 // the attempt and token that the caller saw, and due or approved now. It locks
 // the run row (FOR NO KEY UPDATE, waiting at most lock_timeout), then the
 // attempt rows. Before the row changes, the attempt that it describes is
-// written down or closed: another program may have made or ended it. If that
-// attempt number is taken by somebody else's (the row was deleted and inserted
-// by hand), it gets the next free one.
+// written down or closed: another program may have made or ended it.
 const reclaimSQL = `
 WITH bound AS MATERIALIZED (
   SELECT set_config('lock_timeout', $3::text, true)
 ), old AS (
-  SELECT r.*,
-    CASE WHEN EXISTS (
-      SELECT FROM batch_job_attempt AS h
-      WHERE h.job_key = r.job_key AND h.attempt = r.attempt AND h.token IS DISTINCT FROM r.token
-    ) THEN 1 + last.attempt ELSE r.attempt END AS number,
+  SELECT r.*,` + settledNumber + `,
     greatest(r.attempt, last.attempt) AS highest,
     coalesce(r.approved_attempt = r.attempt AND r.approved_status = r.status, false) AS approved
   FROM bound
-  CROSS JOIN batch_job_run AS r
-  CROSS JOIN LATERAL (
-    SELECT coalesce(max(h.attempt), 0) AS attempt FROM batch_job_attempt AS h WHERE h.job_key = $1::text
-  ) AS last
+  CROSS JOIN batch_job_run AS r` + lastAttempt + `
   WHERE r.job_key = $1::text
     AND r.attempt = $4::integer
     AND coalesce(r.token::text, '') = $5::text
@@ -134,6 +143,12 @@ func (s *Store) Reclaim(ctx context.Context, db DB, c Claim, seen Row, lock time
 const skipSQL = `
 WITH bound AS MATERIALIZED (
   SELECT set_config('lock_timeout', $3::text, true)
+), seen AS MATERIALIZED (
+  SELECT` + rowColumns + `
+  FROM batch_job_run AS r
+  LEFT JOIN batch_job_attempt AS a
+    ON a.job_key = r.job_key AND a.attempt = r.attempt AND a.token = r.token
+  WHERE r.job_key = $1::text
 ), skipped AS (
   INSERT INTO batch_job_run AS r
     (job_key, status, started_at, finished_at, worker_id, job_name, business_date, scheduled_for, attempt, executions,
@@ -142,6 +157,7 @@ WITH bound AS MATERIALIZED (
     coalesce((SELECT max(h.attempt) FROM batch_job_attempt AS h WHERE h.job_key = $1::text), 0), 0,
     $7::text::uuid, $8::text
   FROM bound
+  WHERE NOT EXISTS (SELECT FROM seen)
   ON CONFLICT (job_key) DO NOTHING
   RETURNING r.*
 )
@@ -149,12 +165,7 @@ SELECT` + rowColumns + `
 FROM skipped AS r
 LEFT JOIN batch_job_attempt AS a ON false
 UNION ALL
-SELECT` + rowColumns + `
-FROM batch_job_run AS r
-LEFT JOIN batch_job_attempt AS a
-  ON a.job_key = r.job_key AND a.attempt = r.attempt AND a.token = r.token
-WHERE r.job_key = $1::text
-  AND NOT EXISTS (SELECT FROM skipped)`
+SELECT * FROM seen`
 
 // Skip records the run SKIPPED with the reason if no row of its key exists, and
 // returns the row that exists afterwards, as [Store.Claim] does.

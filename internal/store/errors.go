@@ -1,17 +1,28 @@
 package store
 
 import (
+	"context"
 	"errors"
 	"strings"
+	"time"
 	"unicode/utf8"
 
 	"github.com/jackc/pgx/v5/pgconn"
 )
 
+// Refusal is a judgement that stays the same however often it is asked for.
+type Refusal string
+
+func (r Refusal) Error() string { return string(r) }
+
 // Transient reports whether the same statement may succeed if it is repeated:
 // the connection broke, or the server answered with a condition that passes.
 // Classes and codes: PostgreSQL documentation, appendix A.
 func Transient(err error) bool {
+	var refusal Refusal
+	if errors.As(err, &refusal) {
+		return false
+	}
 	var pg *pgconn.PgError
 	if !errors.As(err, &pg) {
 		var connect *pgconn.ConnectError
@@ -45,6 +56,19 @@ func Undecided(err error) bool {
 		return strings.HasPrefix(pg.Severity, "FATAL") || strings.HasPrefix(pg.Code, "57P") || strings.HasPrefix(pg.Code, "08")
 	}
 	return true
+}
+
+// Pause waits before try number try+1: 10 ms, doubling to 2 s. It reports false
+// when ctx ends first.
+func Pause(ctx context.Context, try int) bool {
+	timer := time.NewTimer(min(10*time.Millisecond<<min(try, 10), 2*time.Second))
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+		return true
+	case <-ctx.Done():
+		return false
+	}
 }
 
 // Code is the SQLSTATE of err, or "".

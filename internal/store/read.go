@@ -58,13 +58,13 @@ func (s *Store) List(ctx context.Context, db DB, p Page) ([]Row, error) {
 
 // Entry is one line of a run's history: an attempt, or an action if Action is set.
 type Entry struct {
-	At                                            time.Time
-	Attempt                                       int
-	Worker, Trigger, Outcome, EndedBy, Error      string
-	HeartbeatAt, FinishedAt                       time.Time
-	Processed, Failed                             int64
-	Action, By, Reason, PreviousStatus            string
-	Forced, ResetItems                            bool
+	At                                       time.Time
+	Attempt                                  int
+	Worker, Trigger, Outcome, EndedBy, Error string
+	HeartbeatAt, FinishedAt                  time.Time
+	Processed, Failed                        int64
+	Action, By, Reason, PreviousStatus       string
+	Forced, ResetItems                       bool
 }
 
 // historySQL reads the attempts and actions of a run, oldest first, in one
@@ -117,24 +117,48 @@ func (s *Store) History(ctx context.Context, db DB, key string) ([]Entry, error)
 // StaleRow is a RUNNING run with the ages that the server computed.
 type StaleRow struct {
 	Row
-	Silent, Overdue time.Duration // since the last sign of life; beyond the longest expected duration
-	Alive           bool
-	ItemsMovedAt    time.Time
+	Silent, Overdue  time.Duration // since the last sign of life; beyond the longest expected duration
+	Alive            bool
+	ItemsMovedAt     time.Time
+	Typical, Longest time.Duration // of the job's latest 50 runs that succeeded; 0: none
+	Session          string        // of the last heartbeat: present, gone, unknown
 }
 
 // staleSQL lists RUNNING runs that are silent for longer than their lease or
 // over their limit, both as stored with the attempt. A run without an attempt
 // row has no heartbeat: its start and the caller's limit judge it alone. It
-// reads the index on (status, started_at) and locks nothing.
+// reads the index on (status, started_at) and locks nothing. A server process
+// counts as the heartbeat's session only if it is older than the heartbeat.
 const staleSQL = `
 SELECT` + rowColumns + `,
   (extract(epoch FROM now() - coalesce(a.heartbeat_at, r.started_at)) * 1000000)::bigint,
   greatest(0, (extract(epoch FROM now() - r.started_at - coalesce(a.stale_after, $1::bigint * interval '1 microsecond')) * 1000000)::bigint),
   coalesce(a.heartbeat_at + a.lease >= now(), false),
-  a.items_moved_at
+  a.items_moved_at,
+  coalesce((extract(epoch FROM past.typical) * 1000000)::bigint, 0),
+  coalesce((extract(epoch FROM past.longest) * 1000000)::bigint, 0),
+  CASE
+    WHEN a.backend_pid IS NULL OR session.pid IS NOT NULL AND session.backend_start IS NULL THEN 'unknown'
+    WHEN session.backend_start <= a.heartbeat_at THEN 'present'
+    ELSE 'gone'
+  END
 FROM batch_job_run AS r
 LEFT JOIN batch_job_attempt AS a
   ON a.job_key = r.job_key AND a.attempt = r.attempt AND a.token = r.token
+LEFT JOIN pg_catalog.pg_stat_activity AS session
+  ON session.pid = a.backend_pid
+CROSS JOIN LATERAL (
+  SELECT percentile_cont(0.5) WITHIN GROUP (ORDER BY latest.duration) AS typical, max(latest.duration) AS longest
+  FROM (
+    SELECT p.finished_at - p.started_at AS duration
+    FROM batch_job_run AS p
+    WHERE p.job_key COLLATE "C" >= split_part(r.job_key, ':', 1) || ':'
+      AND p.job_key COLLATE "C" < split_part(r.job_key, ':', 1) || ';'
+      AND p.status || '' = 'SUCCEEDED'
+    ORDER BY p.job_key COLLATE "C" DESC
+    LIMIT 50
+  ) AS latest
+) AS past
 WHERE r.status = 'RUNNING'
   AND (a.heartbeat_at + a.lease < now()
     OR r.started_at + coalesce(a.stale_after, $1::bigint * interval '1 microsecond') < now())
@@ -147,9 +171,10 @@ func (s *Store) Stale(ctx context.Context, db DB, limit time.Duration) ([]StaleR
 		return nil, err
 	}
 	return pgx.CollectRows(rows, func(row pgx.CollectableRow) (st StaleRow, err error) {
-		var silent, overdue int64
+		var silent, overdue, typical, longest int64
 		var moved pgtype.Timestamptz
-		st.Row, err = scanRow(row, &silent, &overdue, &st.Alive, &moved)
+		st.Row, err = scanRow(row, &silent, &overdue, &st.Alive, &moved, &typical, &longest, &st.Session)
+		st.Typical, st.Longest = time.Duration(typical)*time.Microsecond, time.Duration(longest)*time.Microsecond
 		st.Silent, st.Overdue = time.Duration(silent)*time.Microsecond, time.Duration(overdue)*time.Microsecond
 		st.ItemsMovedAt = moved.Time
 		return st, err

@@ -10,7 +10,6 @@ package store
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"strconv"
 	"strings"
@@ -34,7 +33,9 @@ type Store struct {
 	Schema string
 
 	claim, reclaim, skip, finish, abandon, beat, standing string
-	get, list, history, stale                   string
+	get, list, history, stale                             string
+	markFailed, approve, skipFailed, skipNew, acted       string
+	due, present, first, attention, failing, prune        string
 }
 
 // New returns the statements for the tables in schema.
@@ -43,9 +44,11 @@ func New(schema string) *Store {
 	q := func(sql string) string { return strings.ReplaceAll(sql, "batch_job_", table) }
 	return &Store{
 		Schema: schema,
-		claim:  q(claimSQL), reclaim: q(reclaimSQL), skip: q(skipSQL),
-		finish: q(finishSQL), abandon: q(abandonSQL), beat: q(beatSQL), standing: q(standingSQL),
+		claim:  q(claimSQL), reclaim: q(reclaimSQL), skip: q(skipSQL), finish: q(finishSQL), abandon: q(abandonSQL),
+		beat: q(beatSQL), standing: q(standingSQL),
 		get: q(getSQL), list: q(listSQL), history: q(historySQL), stale: q(staleSQL),
+		markFailed: q(markFailedSQL), approve: q(approveSQL), skipFailed: q(skipFailedSQL), skipNew: q(skipNewSQL), acted: q(actedSQL),
+		due: q(dueSQL), present: q(presentSQL), first: q(firstSQL), attention: q(attentionSQL), failing: q(failingSQL), prune: q(pruneSQL),
 	}
 }
 
@@ -86,7 +89,7 @@ func (t *Tables) Open(ctx context.Context, db DB) (*Store, error) {
 }
 
 // ErrNoSchema: no schema was given, and the search_path names none that exists.
-var ErrNoSchema = errors.New("the search_path of the session names no schema that exists: set Options.Schema")
+var ErrNoSchema error = Refusal("the search_path of the session names no schema that exists: set Options.Schema")
 
 // Row is a run together with its latest attempt. Absent texts are "", absent
 // times zero.

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"regexp"
+	"strings"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -12,14 +13,21 @@ import (
 // created finds the columns that a migration file creates.
 var created = regexp.MustCompile(`(?m)^CREATE TABLE (?:IF NOT EXISTS )?(batch_job_\w+) \(\n((?:  .*\n)+)\)|^ALTER TABLE (batch_job_\w+)\n((?:  ADD COLUMN .*\n)+)`)
 
-var columnName = regexp.MustCompile(`(?m)^  (?:ADD COLUMN (?:IF NOT EXISTS )?)?([a-z_]+) `)
+// columnDefinition finds name, type and constraints of a column.
+var columnDefinition = regexp.MustCompile(`(?m)^  (?:ADD COLUMN (?:IF NOT EXISTS )?)?([a-z_]+) +([a-z]+(?:\(\d+\))?)(.*)$`)
+
+// catalogName turns the types of the files into the catalog's names.
+var catalogName = strings.NewReplacer("varchar", "character varying", "timestamptz", "timestamp with time zone")
 
 // expected lists the columns that the migrations create.
 func expected(all []Migration) (columns []column) {
 	for _, m := range all {
 		for _, table := range created.FindAllStringSubmatch(m.SQL, -1) {
-			for _, c := range columnName.FindAllStringSubmatch(table[2]+table[4], -1) {
-				columns = append(columns, column{Table: table[1] + table[3], Name: c[1]})
+			for _, c := range columnDefinition.FindAllStringSubmatch(table[2]+table[4], -1) {
+				columns = append(columns, column{
+					Table: table[1] + table[3], Name: c[1], Type: catalogName.Replace(c[2]),
+					NotNull: strings.Contains(c[3], "NOT NULL") || strings.Contains(c[3], "PRIMARY KEY"),
+				})
 			}
 		}
 	}
@@ -33,12 +41,9 @@ type Server struct {
 }
 
 // Verify judges the tables as they are: every column, the keys that claims rest
-// on, the privileges of the current user, a server that takes writes. It returns
-// what is wrong, in words.
+// on, the privileges of the current user. It returns what is wrong, in words, and
+// changes nothing.
 func (s *Store) Verify(ctx context.Context, db DB, all []Migration) (problems []string, err error) {
-	if _, err := s.applied(ctx, db, all); err != nil {
-		return nil, err
-	}
 	have, err := s.columns(ctx, db)
 	if err != nil {
 		return nil, err
@@ -46,47 +51,55 @@ func (s *Store) Verify(ctx context.Context, db DB, all []Migration) (problems []
 	if len(have) == 0 {
 		return []string{"no tables: run Migrate first"}, nil
 	}
-	problems = seedProblems(have)
-	present := map[column]bool{}
+	present := map[string]bool{}
 	for _, c := range have {
-		present[column{Table: c.Table, Name: c.Name}] = true
+		present[c.Table] = true
 	}
-	for _, c := range seed {
-		present[column{Table: c.Table, Name: c.Name}] = true // reported above
-	}
-	for _, c := range expected(all) {
-		if !present[c] {
+	problems, missing := misfits(expected(all), have)
+	reported := map[string]bool{}
+	for _, c := range missing {
+		switch {
+		case present[c.Table]:
 			problems = append(problems, fmt.Sprintf("column %s.%s is missing: run Migrate", c.Table, c.Name))
+		case !reported[c.Table]:
+			problems = append(problems, fmt.Sprintf("table %s is missing: run Migrate", c.Table))
+			reported[c.Table] = true
 		}
 	}
-	for table, key := range map[string][]string{"batch_job_run": {"job_key"}, "batch_job_attempt": {"attempt", "job_key"}} {
-		keyed, err := s.keyed(ctx, db, table, key...)
+	for _, key := range [][]string{{"batch_job_run", "job_key"}, {"batch_job_attempt", "attempt", "job_key"}} {
+		keyed, err := s.keyed(ctx, db, key[0], key[1:]...)
 		if err != nil {
 			return nil, err
 		}
-		if !keyed {
-			problems = append(problems, fmt.Sprintf("%s has no primary key or unique index on (%s): the same key could be claimed twice", table, key))
+		if present[key[0]] && !keyed {
+			problems = append(problems, fmt.Sprintf("%s has no primary key or unique index on (%s): the same key could be claimed twice", key[0], strings.Join(key[1:], ", ")))
 		}
 	}
 	rows, err := db.Query(ctx, `
-SELECT c.relname::text || ': ' || p.privilege
+SELECT c.relname::text, p.privilege
 FROM (VALUES ('batch_job_run', 'SELECT'), ('batch_job_run', 'INSERT'), ('batch_job_run', 'UPDATE'),
   ('batch_job_attempt', 'SELECT'), ('batch_job_attempt', 'INSERT'), ('batch_job_attempt', 'UPDATE'),
   ('batch_job_action', 'SELECT'), ('batch_job_migration', 'SELECT')) AS p (name, privilege)
 JOIN pg_catalog.pg_class AS c ON c.relname = p.name
 JOIN pg_catalog.pg_namespace AS n ON n.oid = c.relnamespace
-WHERE n.nspname = $1::text AND NOT pg_catalog.has_table_privilege(c.oid, p.privilege)`, s.Schema)
+WHERE n.nspname = $1::text AND NOT pg_catalog.has_table_privilege(c.oid, p.privilege)
+ORDER BY c.relname, p.privilege`, s.Schema)
 	if err != nil {
 		return nil, err
 	}
-	missing, err := pgx.CollectRows(rows, pgx.RowTo[string])
+	denied, err := pgx.CollectRows(rows, pgx.RowToStructByPos[struct{ Table, Privilege string }])
 	if err != nil {
 		return nil, err
 	}
-	for _, m := range missing {
-		problems = append(problems, "missing privilege on "+m)
+	readable := true
+	for _, d := range denied {
+		problems = append(problems, fmt.Sprintf("missing privilege on %s: %s", d.Table, d.Privilege))
+		readable = readable && d.Table != "batch_job_migration"
 	}
-	return problems, nil
+	if readable {
+		_, _, err = s.applied(ctx, db, all)
+	}
+	return problems, err
 }
 
 // Server asks whether the server takes writes, and for its clock.

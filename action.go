@@ -1,0 +1,134 @@
+package jobrun
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/google/uuid"
+
+	"github.com/seed-ccb5b62c/jobrun/internal/schema"
+	"github.com/seed-ccb5b62c/jobrun/internal/store"
+)
+
+// MarkFailed ends a RUNNING run that is dead, on a person's word: FAILED with the
+// reason, and no retry follows by itself. It acts only if the run is still as rec
+// says (ErrConflict), and not while the attempt sends heartbeats (ErrAlive). With
+// Action.Force it ends a live attempt too: the job's context ends with
+// ErrLeaseLost at its next heartbeat, after a quarter of the lease at most, and
+// nothing that it writes under its lease is committed from now on.
+func (r *Runner) MarkFailed(ctx context.Context, rec Record, a Action) (Record, error) {
+	text := fmt.Sprintf("marked failed by %s: %s", a.By, a.Reason)
+	return r.act(ctx, "MARK_FAILED", rec, a, text, func(ctx context.Context, s *store.Store, db store.DB, act store.Action) (store.Row, bool, error) {
+		return s.MarkFailed(ctx, db, act)
+	})
+}
+
+// ApproveRerun allows one more execution of a run that is FAILED or SKIPPED, with
+// Action.Force of one that SUCCEEDED too, on the same key. The next Run or
+// RetryDue that comes by executes it, whatever Retry says; if it fails, it is not
+// retried. It acts only if the run is still as rec says, no approval is pending
+// and its history was not pruned; else ErrConflict.
+func (r *Runner) ApproveRerun(ctx context.Context, rec Record, a Action) (Record, error) {
+	return r.act(ctx, "APPROVE_RERUN", rec, a, "", func(ctx context.Context, s *store.Store, db store.DB, act store.Action) (store.Row, bool, error) {
+		return s.Approve(ctx, db, act)
+	})
+}
+
+// Skip records on a person's word that the run of a key is not to happen: there
+// is no run yet, or it is FAILED without a pending approval; else ErrConflict.
+func (r *Runner) Skip(ctx context.Context, key string, a Action) (Record, error) {
+	job, date, _, ok := parseKey(key)
+	if !ok || validName(job) != nil {
+		return Record{}, &InvalidError{"key", key, "a job's name, a colon, and a date or a slot"}
+	}
+	rec, err := r.Get(ctx, key)
+	text := fmt.Sprintf("skipped by %s: %s", a.By, a.Reason)
+	switch {
+	case errors.Is(err, ErrNotFound):
+		return r.act(ctx, "SKIP", Record{Key: key}, a, text, func(ctx context.Context, s *store.Store, db store.DB, act store.Action) (store.Row, bool, error) {
+			return s.SkipNew(ctx, db, r.workerID, job, date.String(), act)
+		})
+	case err != nil:
+		return Record{}, err
+	}
+	return r.act(ctx, "SKIP", rec, a, text, func(ctx context.Context, s *store.Store, db store.DB, act store.Action) (store.Row, bool, error) {
+		return s.SkipFailed(ctx, db, act)
+	})
+}
+
+// act validates and commits a person's action, and explains a refusal.
+func (r *Runner) act(ctx context.Context, kind string, rec Record, a Action, text string,
+	do func(context.Context, *store.Store, store.DB, store.Action) (store.Row, bool, error),
+) (Record, error) {
+	for field, value := range map[string]string{"Action.By": a.By, "Action.Reason": a.Reason} {
+		if clean := store.CleanText(value); strings.TrimSpace(value) == "" || clean != value || len(value) > maxActionText {
+			return Record{}, &InvalidError{field, value, fmt.Sprintf("valid text of 1 to %d bytes", maxActionText)}
+		}
+	}
+	seen := store.Row{Key: rec.Key, Status: string(rec.Status), Attempt: rec.Attempt, Token: rec.token, StartedAt: rec.StartedAt}
+	row, found, err := r.book.Act(ctx, store.Action{
+		Token: uuid.NewString(), Kind: kind, By: a.By, Reason: a.Reason, Force: a.Force, ResetItems: a.ResetItems, Seen: seen, Text: text,
+	}, do)
+	if err == nil && found {
+		after := r.record(row)
+		r.log.InfoContext(ctx, "a person changed the run", append(after.attrs(), "action", kind)...)
+		r.emit(ctx, Event{Record: after, Previous: rec.Status, Action: &a})
+		return after, nil
+	}
+	what := strings.ToLower(strings.ReplaceAll(kind, "_", " ")) + " " + rec.Key
+	if err != nil {
+		return Record{}, fmt.Errorf("%s: %w", what, schema.Explain(err))
+	}
+	now, err := r.Get(ctx, rec.Key)
+	switch {
+	case err != nil:
+		return Record{}, fmt.Errorf("%s: %w", what, err)
+	case now.Status != rec.Status || now.Attempt != rec.Attempt || now.token != rec.token || !now.StartedAt.Equal(rec.StartedAt):
+		err = fmt.Errorf("%w: it is %s at attempt %d by %s", ErrConflict, now.Status, now.Attempt, now.WorkerID)
+	case kind == "MARK_FAILED" && now.Status == Running:
+		err = fmt.Errorf("%w: last heartbeat %s", ErrAlive, now.HeartbeatAt.Format(time.RFC3339))
+	case !now.PrunedAt.IsZero():
+		err = fmt.Errorf("%w: its history was pruned, it can never run again", ErrConflict)
+	case !now.ApprovedAt.IsZero():
+		err = fmt.Errorf("%w: a re-run is approved since %s", ErrConflict, now.ApprovedAt.Format(time.RFC3339))
+	case kind == "APPROVE_RERUN" && now.Status == Succeeded:
+		err = fmt.Errorf("%w: it SUCCEEDED; only Force runs it again", ErrConflict)
+	default:
+		err = fmt.Errorf("%w: it is %s", ErrConflict, now.Status)
+	}
+	return now, fmt.Errorf("%s: %w", what, err)
+}
+
+// maxActionText bounds Action.By and Action.Reason so that nothing is cut.
+const maxActionText = 2000
+
+// Prune removes attempts, items and checkpoints of runs that have ended and whose
+// business date is before a date, in batches that hold no long lock, and returns
+// how many runs that were. The row of a dated run stays for ever, marked: it keeps
+// the date from being run again, and an approval of it is refused. Rows of jobs
+// with Every go too. RUNNING, due or approved runs, those of other programs, and
+// people's actions are never touched. It needs the privilege to DELETE.
+func (r *Runner) Prune(ctx context.Context, before Date) (int64, error) {
+	if !before.IsValid() {
+		return 0, &InvalidError{"before", before.String(), "0001-01-01 to 9999-12-31"}
+	}
+	var total int64
+	for after := ""; ; {
+		var n int64
+		var last string
+		err := r.read(ctx, func(ctx context.Context, s *store.Store) (err error) {
+			n, last, err = s.Prune(ctx, r.pool, after, before.String(), 500, time.Second)
+			return err
+		})
+		if err != nil {
+			return total, fmt.Errorf("prune before %s: %w", before, err)
+		}
+		if total += n; n == 0 {
+			return total, nil
+		}
+		after = last
+	}
+}

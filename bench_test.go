@@ -1,0 +1,200 @@
+package jobrun_test
+
+import (
+	"context"
+	"fmt"
+	"slices"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/seed-ccb5b62c/jobrun"
+	"github.com/seed-ccb5b62c/jobrun/internal/pgtest"
+)
+
+// The benchmarks compare with the bare statements by hand, over an own pool of
+// the same size, on a server with default durability. One iteration is two
+// adjacent slices, A then B or B then A; what is reported is the median of the
+// slices' ratios with its quartiles, and the same for A against A: the
+// resolution of the measurement.
+
+const (
+	bareClaim  = `INSERT INTO bare.batch_job_run (job_key, status, worker_id) VALUES ($1, 'RUNNING', $2) ON CONFLICT (job_key) DO NOTHING`
+	bareFinish = `UPDATE bare.batch_job_run SET status = 'SUCCEEDED', finished_at = now() WHERE job_key = $1`
+)
+
+// benchServer is a durable server with the tables of jobrun, never analyzed, and
+// those of the bare statements in a schema of their own.
+func benchServer(b *testing.B, conns int32) (runner *jobrun.Runner, ours, bare *pgxpool.Pool) {
+	b.Helper()
+	ctx := context.Background()
+	server, err := pgtest.Start(ctx, pgtest.Options{Durable: true, Settings: map[string]string{"autovacuum": "off"}})
+	if err != nil {
+		b.Fatal(err)
+	}
+	b.Cleanup(server.Stop)
+	pool := func() *pgxpool.Pool {
+		config, err := pgxpool.ParseConfig(server.URL("postgres"))
+		if err != nil {
+			b.Fatal(err)
+		}
+		config.MaxConns = conns
+		pool, err := pgxpool.NewWithConfig(ctx, config)
+		if err != nil {
+			b.Fatal(err)
+		}
+		b.Cleanup(pool.Close)
+		return pool
+	}
+	ours, bare = pool(), pool()
+	exec(b, bare, `
+CREATE SCHEMA bare;
+CREATE TABLE bare.batch_job_run (
+  job_key       varchar(120) PRIMARY KEY,
+  status        varchar(20)  NOT NULL,
+  started_at    timestamptz  NOT NULL DEFAULT now(),
+  finished_at   timestamptz,
+  worker_id     varchar(80)  NOT NULL,
+  error_message text
+);
+CREATE INDEX batch_job_run_status_started_idx ON bare.batch_job_run (status, started_at)`)
+	runner = newRunner(b, ours, jobrun.Options{})
+	if err := runner.Migrate(ctx); err != nil {
+		b.Fatal(err)
+	}
+	return runner, ours, bare
+}
+
+// compare alternates slices of ours and bare and reports the ratio ours/bare.
+func compare(b *testing.B, ours, bare func()) {
+	b.Helper()
+	timed := func(f func()) float64 {
+		start := time.Now()
+		f()
+		return time.Since(start).Seconds()
+	}
+	for range 3 { // connections and plans
+		ours()
+		bare()
+	}
+	var ratios, control, seconds []float64
+	for n := 0; b.Loop(); n++ {
+		var a, c float64
+		if n%2 == 0 {
+			a, c = timed(ours), timed(bare)
+		} else {
+			c, a = timed(bare), timed(ours)
+		}
+		ratios, seconds = append(ratios, a/c), append(seconds, a)
+		control = append(control, timed(bare)/c)
+	}
+	quantile := func(v []float64, q float64) float64 {
+		slices.Sort(v)
+		return v[int(q*float64(len(v)-1))]
+	}
+	b.ReportMetric(quantile(ratios, 0.5), "ratio")
+	b.ReportMetric(quantile(ratios, 0.25), "ratio-q1")
+	b.ReportMetric(quantile(ratios, 0.75), "ratio-q3")
+	b.ReportMetric(quantile(control, 0.5), "A/A")
+}
+
+// sliceOf calls f n times, spread over workers.
+func sliceOf(n, workers int, f func()) func() {
+	return func() {
+		var wg sync.WaitGroup
+		for range workers {
+			wg.Go(func() {
+				for range n / workers {
+					f()
+				}
+			})
+		}
+		wg.Wait()
+	}
+}
+
+var noop = func(context.Context, *jobrun.Run) error { return nil }
+
+func fail(b *testing.B, err error) {
+	if err != nil {
+		b.Error(err)
+	}
+}
+
+// BenchmarkLifecycle is a complete run of a function that does nothing against
+// the bare claim and finish.
+func BenchmarkLifecycle(b *testing.B) {
+	for _, workers := range []int{1, 8, 32} {
+		b.Run(fmt.Sprintf("workers=%d", workers), func(b *testing.B) {
+			runner, _, bare := benchServer(b, int32(workers)+1)
+			ctx := context.Background()
+			n := 64
+			compare(b, sliceOf(n, workers, func() {
+				res, err := runner.RunDate(ctx, jobrun.Job{Name: uuid.NewString(), Func: noop}, date)
+				if fail(b, err); !res.Ran() {
+					b.Error(res.Decision)
+				}
+			}), sliceOf(n, workers, func() {
+				key := uuid.NewString() + ":2026-09-15"
+				_, err := bare.Exec(ctx, bareClaim, key, "bench-00000000")
+				fail(b, err)
+				_, err = bare.Exec(ctx, bareFinish, key)
+				fail(b, err)
+			}))
+		})
+	}
+}
+
+// BenchmarkLosingClaim is a call for a run that is done, with its decision and
+// record, against the bare INSERT that conflicts.
+func BenchmarkLosingClaim(b *testing.B) {
+	for _, workers := range []int{1, 8} {
+		b.Run(fmt.Sprintf("workers=%d", workers), func(b *testing.B) {
+			runner, _, bare := benchServer(b, int32(workers)+1)
+			ctx := context.Background()
+			job := jobrun.Job{Name: "daily-settlement", Func: noop}
+			_, err := runner.RunDate(ctx, job, date)
+			fail(b, err)
+			_, err = bare.Exec(ctx, bareClaim, job.Key(date), "bench-00000000")
+			fail(b, err)
+			compare(b, sliceOf(400, workers, func() {
+				res, err := runner.RunDate(ctx, job, date)
+				if fail(b, err); res.Decision != jobrun.AlreadySucceeded {
+					b.Error(res.Decision)
+				}
+			}), sliceOf(400, workers, func() {
+				_, err := bare.Exec(ctx, bareClaim, job.Key(date), "bench-00000000")
+				fail(b, err)
+			}))
+		})
+	}
+}
+
+// BenchmarkRacers is 64 calls for one key at one instant, until all have
+// returned, against 64 bare INSERTs.
+func BenchmarkRacers(b *testing.B) {
+	runner, _, bare := benchServer(b, 65)
+	ctx := context.Background()
+	race := func(f func(key string)) func() {
+		return func() {
+			key := uuid.NewString()
+			start := make(chan struct{})
+			var wg sync.WaitGroup
+			for range 64 {
+				wg.Go(func() { <-start; f(key) })
+			}
+			close(start)
+			wg.Wait()
+		}
+	}
+	compare(b, race(func(key string) {
+		_, err := runner.RunDate(ctx, jobrun.Job{Name: key, Func: noop}, date)
+		fail(b, err)
+	}), race(func(key string) {
+		_, err := bare.Exec(ctx, bareClaim, key, "bench-00000000")
+		fail(b, err)
+	}))
+}

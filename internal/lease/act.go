@@ -1,0 +1,36 @@
+package lease
+
+import (
+	"context"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/seed-ccb5b62c/jobrun/internal/store"
+)
+
+// Act commits a person's action and returns the run after it; found is false
+// when the run is not, or no longer, in a state that allows it. An earlier try
+// whose answer was lost is found by its token, so that it is no conflict.
+func (b *Book) Act(ctx context.Context, a store.Action, do func(context.Context, *store.Store, store.DB, store.Action) (store.Row, bool, error)) (after store.Row, found bool, err error) {
+	ctx, cancel := context.WithTimeout(ctx, ResultLimit)
+	defer cancel()
+	again := false
+	_, err = b.repeat(ctx, func(ctx context.Context, s *store.Store, conn *pgx.Conn, lock time.Duration) error {
+		a.Lock = lock
+		if again {
+			acted, err := s.Acted(ctx, conn, a.Token)
+			if err != nil {
+				return err
+			}
+			if acted {
+				after, found, err = s.Get(ctx, conn, a.Seen.Key)
+				return err
+			}
+		}
+		again = true
+		after, found, err = do(ctx, s, conn, a)
+		return err
+	})
+	return after, found, err
+}

@@ -1,0 +1,186 @@
+package store
+
+import (
+	"context"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgtype"
+)
+
+// dueSQL finds the runs that may be claimed again now, by the two small partial
+// indexes; it locks nothing.
+const dueSQL = `
+SELECT r.job_key
+FROM (
+  SELECT job_key
+  FROM batch_job_run
+  WHERE next_attempt_at <= now() AND status || '' = 'FAILED' AND pruned_at IS NULL
+  UNION
+  SELECT job_key
+  FROM batch_job_run
+  WHERE approved_at IS NOT NULL AND approved_attempt = attempt AND approved_status = status AND status || '' <> 'RUNNING'
+    AND pruned_at IS NULL
+) AS r
+WHERE split_part(r.job_key, ':', 1) = ANY ($1::text[])
+ORDER BY r.job_key COLLATE "C"`
+
+// Due lists the keys of the jobs' runs that are due or approved, oldest date
+// first within a job.
+func (s *Store) Due(ctx context.Context, db DB, jobs []string) ([]string, error) {
+	rows, err := db.Query(ctx, s.due, jobs)
+	if err != nil {
+		return nil, err
+	}
+	return pgx.CollectRows(rows, pgx.RowTo[string])
+}
+
+const presentSQL = `
+SELECT job_key, status
+FROM batch_job_run
+WHERE job_key = ANY ($1::text[])`
+
+// Present returns the status of those of the keys that have a row.
+func (s *Store) Present(ctx context.Context, db DB, keys []string) (map[string]string, error) {
+	rows, err := db.Query(ctx, s.present, keys)
+	if err != nil {
+		return nil, err
+	}
+	status := map[string]string{}
+	var key, state string
+	_, err = pgx.ForEachRow(rows, []any{&key, &state}, func() error { status[key] = state; return nil })
+	return status, err
+}
+
+const firstSQL = `
+SELECT job_key
+FROM batch_job_run
+WHERE job_key COLLATE "C" >= $1::text AND job_key COLLATE "C" < $2::text
+ORDER BY job_key COLLATE "C"
+LIMIT 1`
+
+// First returns the lowest key in a range.
+func (s *Store) First(ctx context.Context, db DB, from, before string) (key string, found bool, err error) {
+	rows, err := db.Query(ctx, s.first, from, before)
+	return one(rows, err, pgx.RowTo[string])
+}
+
+// attentionSQL reads the runs that wait for something: those that are FAILED, by
+// the index on the status, and those with an approval that nobody has used.
+const attentionSQL = `
+SELECT` + rowColumns + `,
+  coalesce(r.approved_at < now() - $1::bigint * interval '1 microsecond', false)
+FROM batch_job_run AS r
+LEFT JOIN batch_job_attempt AS a
+  ON a.job_key = r.job_key AND a.attempt = r.attempt AND a.token = r.token
+WHERE r.status = 'FAILED'
+  AND r.pruned_at IS NULL
+UNION ALL
+SELECT` + rowColumns + `,
+  coalesce(r.approved_at < now() - $1::bigint * interval '1 microsecond', false)
+FROM batch_job_run AS r
+LEFT JOIN batch_job_attempt AS a
+  ON a.job_key = r.job_key AND a.attempt = r.attempt AND a.token = r.token
+WHERE r.approved_at IS NOT NULL AND r.approved_attempt = r.attempt AND r.approved_status = r.status
+  AND r.status || '' <> 'FAILED'`
+
+// Waiting is a run that waits for somebody or something.
+type Waiting struct {
+	Row
+	Overripe bool // approved for longer than the limit
+}
+
+// Attention lists the FAILED runs, and those with a pending approval.
+func (s *Store) Attention(ctx context.Context, db DB, approval time.Duration) ([]Waiting, error) {
+	rows, err := db.Query(ctx, s.attention, micros(approval))
+	if err != nil {
+		return nil, err
+	}
+	return pgx.CollectRows(rows, func(row pgx.CollectableRow) (w Waiting, err error) {
+		w.Row, err = scanRow(row, &w.Overripe)
+		return w, err
+	})
+}
+
+// failingSQL reads attempts that failed since a moment although a later attempt
+// of the same run has started: the run's start is later than the failure, so the
+// index on (status, started_at) finds it without walking the history.
+const failingSQL = `
+SELECT` + rowColumns + `, f.finished_at, f.attempt, coalesce(f.error_message, '')
+FROM batch_job_run AS r
+JOIN batch_job_attempt AS f
+  ON f.job_key = r.job_key AND f.attempt < r.attempt AND f.outcome = 'FAILED' AND f.finished_at >= $1::timestamptz
+LEFT JOIN batch_job_attempt AS a
+  ON a.job_key = r.job_key AND a.attempt = r.attempt AND a.token = r.token
+WHERE r.status IN ('RUNNING', 'SUCCEEDED', 'FAILED', 'SKIPPED')
+  AND r.started_at >= $1::timestamptz
+  AND r.attempt > 1
+ORDER BY f.finished_at, r.job_key`
+
+// FailedAttempt is an attempt that failed and was followed by another.
+type FailedAttempt struct {
+	Row     // of the run now
+	At      time.Time
+	Attempt int
+	Error   string
+}
+
+// Failing lists attempts that failed since a moment and were followed by another.
+func (s *Store) Failing(ctx context.Context, db DB, since time.Time) ([]FailedAttempt, error) {
+	rows, err := db.Query(ctx, s.failing, since)
+	if err != nil {
+		return nil, err
+	}
+	return pgx.CollectRows(rows, func(row pgx.CollectableRow) (f FailedAttempt, err error) {
+		var at pgtype.Timestamptz
+		f.Row, err = scanRow(row, &at, &f.Attempt, &f.Error)
+		f.At = at.Time
+		return f, err
+	})
+}
+
+// pruneSQL removes the history of one page of runs that have ended, in the order
+// of their keys: the run row is locked FOR UPDATE, passing over those that
+// somebody is changing. Rows of dated runs stay, marked: they keep the date from
+// being run again.
+const pruneSQL = `
+WITH bound AS MATERIALIZED (
+  SELECT set_config('lock_timeout', $4::text, true)
+), page AS MATERIALIZED (
+  SELECT r.job_key, position('T' IN split_part(r.job_key, ':', 2)) > 0 AS slot
+  FROM bound
+  CROSS JOIN batch_job_run AS r
+  WHERE r.job_key COLLATE "C" > $1::text
+    AND r.business_date < $2::text::date
+    AND r.pruned_at IS NULL
+    AND (r.status || '' IN ('SUCCEEDED', 'SKIPPED') OR r.status || '' = 'FAILED' AND r.next_attempt_at IS NULL)
+    AND (r.approved_at IS NULL OR r.approved_attempt <> r.attempt OR r.approved_status <> r.status)
+  ORDER BY r.job_key COLLATE "C"
+  LIMIT $3::integer
+  FOR UPDATE OF r SKIP LOCKED
+), attempts AS (
+  DELETE FROM batch_job_attempt AS a
+  USING page
+  WHERE a.job_key = page.job_key
+), slots AS (
+  DELETE FROM batch_job_run AS r
+  USING page
+  WHERE r.job_key = page.job_key AND page.slot
+), dated AS (
+  UPDATE batch_job_run AS r
+  SET pruned_at = now(), approved_at = NULL, approved_attempt = NULL, approved_status = NULL
+  FROM page
+  WHERE r.job_key = page.job_key AND NOT page.slot
+)
+SELECT count(*), coalesce(max(job_key COLLATE "C"), '')
+FROM page`
+
+// Prune removes the history of at most limit runs before a date, after a key, and
+// returns how many and the last key.
+func (s *Store) Prune(ctx context.Context, db DB, after, before string, limit int, lock time.Duration) (n int64, last string, err error) {
+	rows, err := db.Query(ctx, s.prune, after, before, limit, millis(lock))
+	_, _, err = one(rows, err, func(row pgx.CollectableRow) (_ bool, err error) {
+		return false, row.Scan(&n, &last)
+	})
+	return n, last, err
+}
