@@ -44,6 +44,9 @@ func (r *Runner) Skip(ctx context.Context, key string, a Action) (Record, error)
 	if !ok || validName(job) != nil {
 		return Record{}, &InvalidError{"key", key, "a job's name, a colon, and a date or a slot"}
 	}
+	if err := a.validate(); err != nil {
+		return Record{}, err
+	}
 	rec, err := r.Get(ctx, key)
 	text := fmt.Sprintf("skipped by %s: %s", a.By, a.Reason)
 	switch {
@@ -63,10 +66,8 @@ func (r *Runner) Skip(ctx context.Context, key string, a Action) (Record, error)
 func (r *Runner) act(ctx context.Context, kind string, rec Record, a Action, text string,
 	do func(context.Context, *store.Store, store.DB, store.Action) (store.Row, bool, error),
 ) (Record, error) {
-	for field, value := range map[string]string{"Action.By": a.By, "Action.Reason": a.Reason} {
-		if clean := store.CleanText(value); strings.TrimSpace(value) == "" || clean != value || len(value) > maxActionText {
-			return Record{}, &InvalidError{field, value, fmt.Sprintf("valid text of 1 to %d bytes", maxActionText)}
-		}
+	if err := a.validate(); err != nil {
+		return Record{}, err
 	}
 	seen := store.Row{Key: rec.Key, Status: string(rec.Status), Attempt: rec.Attempt, Token: rec.token, StartedAt: rec.StartedAt}
 	row, found, err := r.book.Act(ctx, store.Action{
@@ -88,10 +89,10 @@ func (r *Runner) act(ctx context.Context, kind string, rec Record, a Action, tex
 		return Record{}, fmt.Errorf("%s: %w", what, err)
 	case now.Status != rec.Status || now.Attempt != rec.Attempt || now.token != rec.token || !now.StartedAt.Equal(rec.StartedAt):
 		err = fmt.Errorf("%w: it is %s at attempt %d by %s", ErrConflict, now.Status, now.Attempt, now.WorkerID)
-	case kind == "MARK_FAILED" && now.Status == Running:
-		err = fmt.Errorf("%w: last heartbeat %s", ErrAlive, now.HeartbeatAt.Format(time.RFC3339))
 	case !now.PrunedAt.IsZero():
 		err = fmt.Errorf("%w: its history was pruned, it can never run again", ErrConflict)
+	case kind == "MARK_FAILED" && now.Status == Running:
+		err = fmt.Errorf("%w: last heartbeat %s", ErrAlive, now.HeartbeatAt.Format(time.RFC3339))
 	case !now.ApprovedAt.IsZero():
 		err = fmt.Errorf("%w: a re-run is approved since %s", ErrConflict, now.ApprovedAt.Format(time.RFC3339))
 	case kind == "APPROVE_RERUN" && now.Status == Succeeded:
@@ -104,6 +105,16 @@ func (r *Runner) act(ctx context.Context, kind string, rec Record, a Action, tex
 
 // maxActionText bounds Action.By and Action.Reason so that nothing is cut.
 const maxActionText = 2000
+
+// validate returns an *InvalidError unless the action says who and why.
+func (a Action) validate() error {
+	for _, f := range [...]struct{ name, value string }{{"Action.By", a.By}, {"Action.Reason", a.Reason}} {
+		if strings.TrimSpace(f.value) == "" || store.CleanText(f.value) != f.value || len(f.value) > maxActionText {
+			return &InvalidError{f.name, f.value, fmt.Sprintf("valid text of 1 to %d bytes", maxActionText)}
+		}
+	}
+	return nil
+}
 
 // Prune removes attempts, items and checkpoints of runs that have ended and whose
 // business date is before a date, in batches that hold no long lock, and returns

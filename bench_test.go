@@ -80,7 +80,7 @@ func compare(b *testing.B, ours, bare func()) {
 		ours()
 		bare()
 	}
-	var ratios, control, seconds []float64
+	var ratios, control []float64
 	for n := 0; b.Loop(); n++ {
 		var a, c float64
 		if n%2 == 0 {
@@ -88,7 +88,7 @@ func compare(b *testing.B, ours, bare func()) {
 		} else {
 			c, a = timed(bare), timed(ours)
 		}
-		ratios, seconds = append(ratios, a/c), append(seconds, a)
+		ratios = append(ratios, a/c)
 		control = append(control, timed(bare)/c)
 	}
 	quantile := func(v []float64, q float64) float64 {
@@ -116,6 +116,15 @@ func sliceOf(n, workers int, f func()) func() {
 	}
 }
 
+// walPer is the WAL that one of the n operations of a slice writes, in bytes.
+func walPer(b *testing.B, pool *pgxpool.Pool, n int, slice func()) float64 {
+	b.Helper()
+	const lsn = `SELECT pg_current_wal_insert_lsn()::text`
+	before := query[string](b, pool, lsn)
+	slice()
+	return float64(query[int64](b, pool, `SELECT pg_wal_lsn_diff(pg_current_wal_insert_lsn(), $1::text::pg_lsn)::bigint`, before)) / float64(n)
+}
+
 var noop = func(context.Context, *jobrun.Run) error { return nil }
 
 func fail(b *testing.B, err error) {
@@ -132,18 +141,20 @@ func BenchmarkLifecycle(b *testing.B) {
 			runner, _, bare := benchServer(b, int32(workers)+1)
 			ctx := context.Background()
 			n := 64
-			compare(b, sliceOf(n, workers, func() {
+			ours := sliceOf(n, workers, func() {
 				res, err := runner.RunDate(ctx, jobrun.Job{Name: uuid.NewString(), Func: noop}, date)
 				if fail(b, err); !res.Ran() {
 					b.Error(res.Decision)
 				}
-			}), sliceOf(n, workers, func() {
+			})
+			compare(b, ours, sliceOf(n, workers, func() {
 				key := uuid.NewString() + ":2026-09-15"
 				_, err := bare.Exec(ctx, bareClaim, key, "bench-00000000")
 				fail(b, err)
 				_, err = bare.Exec(ctx, bareFinish, key)
 				fail(b, err)
 			}))
+			b.ReportMetric(walPer(b, bare, n, ours), "WAL-B/run")
 		})
 	}
 }
@@ -160,15 +171,17 @@ func BenchmarkLosingClaim(b *testing.B) {
 			fail(b, err)
 			_, err = bare.Exec(ctx, bareClaim, job.Key(date), "bench-00000000")
 			fail(b, err)
-			compare(b, sliceOf(400, workers, func() {
+			ours := sliceOf(400, workers, func() {
 				res, err := runner.RunDate(ctx, job, date)
 				if fail(b, err); res.Decision != jobrun.AlreadySucceeded {
 					b.Error(res.Decision)
 				}
-			}), sliceOf(400, workers, func() {
+			})
+			compare(b, ours, sliceOf(400, workers, func() {
 				_, err := bare.Exec(ctx, bareClaim, job.Key(date), "bench-00000000")
 				fail(b, err)
 			}))
+			b.ReportMetric(walPer(b, bare, 400, ours), "WAL-B/run")
 		})
 	}
 }

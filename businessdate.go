@@ -350,12 +350,18 @@ func (d Date) check() error {
 	return nil
 }
 
-// startOfDay is the first instant of a date in a zone: midnight, or where the
-// clocks jump over midnight, the jump.
+// startOfDay is the first instant of a date in a zone: midnight, the earlier one
+// where clocks go back over it, the jump where they go forward over it.
 func startOfDay(d Date, zone *time.Location) time.Time {
 	t := time.Date(d.Year, d.Month, d.Day, 0, 0, 0, 0, zone)
 	if DateOf(t).Compare(d) < 0 { // the hour before the jump
 		_, t = t.ZoneBounds()
+	}
+	if change, _ := t.ZoneBounds(); !change.IsZero() {
+		before := change.Add(-time.Second)
+		if _, offset := before.Zone(); DateOf(before) == d {
+			t = time.Unix(d.midnight().Unix()-int64(offset), 0).In(zone)
+		}
 	}
 	return t
 }

@@ -57,7 +57,7 @@ type Job struct {
 	Every      time.Duration // zero: one run per business date; else one run per slot of whole minutes that divide 24 h
 	StaleAfter time.Duration // longest expected duration with margin; zero: Options.StaleAfter
 	Timeout    time.Duration // hard limit of one attempt; zero: none
-	Retry      Retry         // zero: one attempt; an attempt interrupted by a deployment then needs a person
+	Retry      Retry         // allows further attempts, which RetryDue or the next Run makes; zero: one attempt; an attempt interrupted by a deployment then needs a person
 }
 
 // Validate returns an [*InvalidError] for the first value that is not allowed.
@@ -110,7 +110,7 @@ func (j Job) Key(d Date) string { return j.Name + ":" + d.String() }
 
 // Options are the settings of a Runner. nil or zero fields: the documented defaults.
 type Options struct {
-	DayStart   time.Duration                // wall-clock time of day at which a business day starts, under 24 h; 0: midnight
+	DayStart   time.Duration                // wall-clock time of day at which a business day starts, under 24 h; not for jobs with Every; 0: midnight
 	Lease      time.Duration                // silence after which an attempt counts as dead, at least 1 s; beats every Lease/4; 0: 2 min
 	StaleAfter time.Duration                // longest expected duration of jobs that do not say; 0: 20 min
 	WorkerID   string                       // label of this process, at most 71 characters; "": the host name
@@ -184,8 +184,10 @@ func New(pool *pgxpool.Pool, zone *time.Location, opts *Options) (*Runner, error
 	}
 	r.book = lease.NewBook(r.tables, r.reserve, o.Lease, o.Logger)
 	var err error
-	r.workerID, err = r.newWorkerID(o.WorkerID)
-	return r, err
+	if r.workerID, err = r.newWorkerID(o.WorkerID); err != nil {
+		return nil, err
+	}
+	return r, nil
 }
 
 // newWorkerID is a label and the first 8 hexadecimal digits of a fresh UUID, so
@@ -193,7 +195,7 @@ func New(pool *pgxpool.Pool, zone *time.Location, opts *Options) (*Runner, error
 func (r *Runner) newWorkerID(label string) (string, error) {
 	const limit = 71 // of the column's 80 characters
 	n := utf8.RuneCountInString(label)
-	if n > limit || !utf8.ValidString(label) || strings.IndexFunc(label, unicode.IsControl) >= 0 {
+	if n > limit || !utf8.ValidString(label) || strings.ContainsFunc(label, func(c rune) bool { return !unicode.IsPrint(c) }) {
 		return "", &InvalidError{"Options.WorkerID", label, fmt.Sprintf("at most %d printable characters; these are %d", limit, n)}
 	}
 	if label == "" {
@@ -240,9 +242,15 @@ func (r *Runner) RunTrigger(ctx context.Context, job Job, fired time.Time) (Resu
 
 // slot is the run that a trigger at this nominal time stands for.
 func (r *Runner) slot(job Job, fired time.Time) (slot, error) {
+	if fired.IsZero() {
+		return slot{}, &InvalidError{"time of the trigger", fired, "the nominal time of a fire, not the zero time"}
+	}
 	if job.Every != 0 {
 		start := slotStart(fired, r.zone, job.Every)
 		date := DateOf(start)
+		if !date.IsValid() {
+			return slot{}, &InvalidError{"date of the run", date.String(), "0001-01-01 to 9999-12-31"}
+		}
 		return slot{key: job.Name + ":" + slotLabel(start), date: date, fired: start, trigger: TriggerSchedule, notDue: !job.Calendar.has(date)}, nil
 	}
 	date := businessDate(fired, r.zone, r.opts.DayStart)
@@ -302,7 +310,8 @@ func (r *Runner) call(ctx context.Context, job Job, derive func() (slot, error))
 }
 
 // conclude writes the one line at the end of a call: INFO, WARN for an attempt
-// that failed and will be retried, ERROR for every other error that is returned.
+// that failed and will be retried, ERROR for every other error that is returned
+// but a refusal after Shutdown.
 func (r *Runner) conclude(ctx context.Context, job Job, res Result, err error) {
 	if err == nil && !r.log.Enabled(ctx, slog.LevelInfo) {
 		return
@@ -316,6 +325,8 @@ func (r *Runner) conclude(ctx context.Context, job Job, res Result, err error) {
 	case err != nil && res.Ran() && errors.As(err, &failed) && !res.Record.NextAttemptAt.IsZero():
 		level = slog.LevelWarn
 		attrs = append(attrs, "next_attempt_at", res.Record.NextAttemptAt)
+	case errors.Is(err, ErrShutdown) && !res.Ran(): // a fire between stopping the scheduler and this process
+		message = "run not started"
 	case err != nil:
 		level = slog.LevelError
 		if !res.Ran() {
@@ -370,8 +381,9 @@ func (r *Runner) settleIdle() {
 // Shutdown makes the Runner start nothing more (ErrShutdown) and waits for the
 // running attempts. When ctx ends, it cancels them with cause ErrShutdown and
 // waits, at most 35 s, for their results; it then returns an error that names
-// those that were interrupted. It does not close the pool. Further calls wait in
-// the same way.
+// those that were interrupted. It does not close the pool; after an error that
+// says "still running", closing it would wait for the connections of those jobs.
+// Further calls wait in the same way.
 func (r *Runner) Shutdown(ctx context.Context) error {
 	r.mu.Lock()
 	if !r.stopped() {

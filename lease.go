@@ -119,16 +119,15 @@ func (r *Runner) claim(ctx context.Context, job Job, s slot) (res Result, err er
 		return res, nil
 	}
 	if err := ctx.Err(); err != nil {
-		res.Record = r.record(r.book.NeverStarted(ctx, c, row, errorText(context.Cause(ctx))))
-		return res, fmt.Errorf("claim %s: %w", s.key, context.Cause(ctx))
+		return r.giveBack(ctx, c, row, context.Cause(ctx))
 	}
 	jobCtx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
 	run := &Run{record: res.Record, log: r.log.With("job", job.Name, "job_key", s.key, "business_date", s.date.String(),
 		"attempt", row.Attempt, "worker_id", r.workerID, "trigger", row.Trigger)}
+	//nolint:contextcheck // heartbeats go on when the caller's context has ended
 	if run.held, err = r.book.Hold(row, claimed.Sent, cancel, run.log); err != nil {
-		res.Record = r.record(r.book.NeverStarted(ctx, c, row, err.Error()))
-		return res, fmt.Errorf("claim %s: %w", s.key, err)
+		return r.giveBack(ctx, c, row, err)
 	}
 	defer r.book.Release(run.held)
 	run.log.InfoContext(ctx, "run started", "started_at", res.Record.StartedAt)
@@ -136,6 +135,15 @@ func (r *Runner) claim(ctx context.Context, job Job, s slot) (res Result, err er
 	res.Decision = Ran
 	res.Record, err = r.execute(ctx, jobCtx, job, run)
 	return res, err
+}
+
+// giveBack closes a claim that was won and will not be executed.
+func (r *Runner) giveBack(ctx context.Context, c store.Claim, row store.Row, why error) (Result, error) {
+	record := r.record(r.book.NeverStarted(ctx, c, row, errorText(why)))
+	if record.Status != Running {
+		r.emit(ctx, Event{Record: record, Previous: Running, Err: why})
+	}
+	return Result{Record: record}, fmt.Errorf("claim %s: %w", c.Key, why)
 }
 
 // lost is the decision about a run that another claim holds.
@@ -217,8 +225,8 @@ func call(ctx context.Context, f Func, run *Run) (err error) {
 		finished = true
 	}()
 	<-done
-	if e := contain(func() error { ask(err); return nil }); e != nil {
-		err = fmt.Errorf("%s (%T, whose methods panic: %v)", errorText(err), err, e.(*PanicError).Value)
+	if p := caught(func() { ask(err) }); p != nil {
+		err = fmt.Errorf("%s (%T, whose methods panic: %v)", errorText(err), err, p.Value)
 	}
 	return err
 }
@@ -232,12 +240,21 @@ func ask(err error) {
 
 // contain calls fn and returns its panic as a *PanicError.
 func contain(fn func() error) (err error) {
+	if p := caught(func() { err = fn() }); p != nil {
+		return p
+	}
+	return err
+}
+
+// caught calls fn and returns its panic; nil: none.
+func caught(fn func()) (p *PanicError) {
 	defer func() {
 		if v := recover(); v != nil {
-			err = &PanicError{Value: v, Stack: stack()}
+			p = &PanicError{Value: v, Stack: stack()}
 		}
 	}()
-	return fn()
+	fn()
+	return nil
 }
 
 // stack is the stack of a panic, cut to 4 KiB.
@@ -250,8 +267,8 @@ func stack() []byte {
 // method panics says so instead.
 func errorText(err error) string {
 	text := ""
-	if e := contain(func() error { text = err.Error(); return nil }); e != nil {
-		text = fmt.Sprintf("%T, whose Error method panicked: %v", err, e.(*PanicError).Value)
+	if p := caught(func() { text = err.Error() }); p != nil {
+		text = fmt.Sprintf("%T, whose Error method panicked: %v", err, p.Value)
 	}
 	if text == "" {
 		text = fmt.Sprintf("%T without a text", err)

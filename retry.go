@@ -45,22 +45,22 @@ func Exponential(min, max time.Duration) func(attempt int) time.Duration {
 				d *= 2
 			}
 		}
-		// Below max the jitter goes both ways, at max only down.
-		jittered := time.Duration(float64(d) * (0.8 + 0.4*rand.Float64()))
-		if jittered > max || jittered <= 0 {
-			jittered = d - time.Duration(float64(d)*0.2*rand.Float64())
+		low, high := d-d/5, max
+		if d/5 < max-d {
+			high = d + d/5
 		}
-		return jittered
+		return low + rand.N(high-low+1)
 	}
 }
 
 // Permanent marks an error that no retry can mend: the run fails for good,
-// whatever attempts remain. nil stays nil.
+// whatever attempts remain, and whatever the error is wrapped in or joined with.
+// nil stays nil.
 func Permanent(err error) error {
 	if err == nil {
 		return nil
 	}
-	return &directive{err: err, permanent: true}
+	return &permanent{err}
 }
 
 // RetryAfter marks an error with the pause before the next attempt, in place of
@@ -69,7 +69,7 @@ func RetryAfter(err error, d time.Duration) error {
 	if err == nil {
 		return nil
 	}
-	return &directive{err: err, after: max(d, 0)}
+	return &later{err, max(d, 0)}
 }
 
 // RetryDue executes the runs of the given jobs (none given: those registered by
@@ -129,31 +129,31 @@ func (r *Runner) retryJob(ctx context.Context, job Job, keys []string) (results 
 	return results, errors.Join(errs...)
 }
 
-// directive is an error that also says what follows.
-type directive struct {
-	err       error
-	permanent bool
-	after     time.Duration
+type permanent struct{ error }
+
+func (e *permanent) Unwrap() error { return e.error }
+
+type later struct {
+	error
+	pause time.Duration
 }
 
-func (e *directive) Error() string { return e.err.Error() }
-func (e *directive) Unwrap() error { return e.err }
+func (e *later) Unwrap() error { return e.error }
 
 // nextAttempt is the pause before the next attempt of a run whose execution of
 // this number failed with err; negative: there is none.
 func (r *Runner) nextAttempt(ctx context.Context, job Job, run *Run, err error, interrupted bool) time.Duration {
 	const none = -1
-	var d *directive
-	told := errors.As(err, &d)
+	var told *later
 	switch {
 	case run.held.Row.Executions >= job.Retry.MaxAttempts,
 		run.Trigger() == TriggerRerun, // one approval, one execution
-		told && d.permanent:
+		errors.As(err, new(*permanent)):
 		return none
 	case interrupted:
 		return 0
-	case told:
-		return d.after
+	case errors.As(err, &told):
+		return told.pause
 	case job.Retry.Backoff == nil:
 		return Exponential(time.Minute, time.Hour)(run.held.Row.Executions)
 	}

@@ -247,6 +247,8 @@ func (r *Runner) List(ctx context.Context, f Filter) ([]Record, error) {
 		return nil, &InvalidError{"Filter.From", f.From.String(), "a date of the calendar"}
 	case f.To != Date{} && !f.To.IsValid():
 		return nil, &InvalidError{"Filter.To", f.To.String(), "a date of the calendar"}
+	case store.CleanText(f.After) != f.After:
+		return nil, &InvalidError{"Filter.After", f.After, "the key of a record"}
 	case f.Job != "":
 		if err := validName(f.Job); err != nil {
 			err.Field = "Filter.Job"
@@ -273,21 +275,33 @@ func (r *Runner) List(ctx context.Context, f Filter) ([]Record, error) {
 		}
 	}
 	for _, s := range f.Status {
+		if store.CleanText(string(s)) != string(s) {
+			return nil, &InvalidError{"Filter.Status", string(s), "statuses of records"}
+		}
 		p.Status = append(p.Status, string(s))
 	}
-	var rows []store.Row
-	err := r.read(ctx, func(ctx context.Context, s *store.Store) (err error) {
-		rows, err = s.List(ctx, r.pool, p)
-		return err
-	})
-	if err != nil {
-		return nil, fmt.Errorf("list runs: %w", err)
+	p.Readable = f.Job != "" || f.From != Date{} || f.To != Date{}
+	records, limit := []Record{}, p.Limit
+	for {
+		var rows []store.Row
+		err := r.read(ctx, func(ctx context.Context, s *store.Store) (err error) {
+			rows, err = s.List(ctx, r.pool, p)
+			return err
+		})
+		if err != nil {
+			return nil, fmt.Errorf("list runs: %w", err)
+		}
+		for _, row := range rows {
+			// A key may have the shape of one and still name the 30th of February.
+			if rec := r.record(row); rec.Job != "" || !p.Readable {
+				records = append(records, rec)
+			}
+		}
+		if len(rows) < p.Limit || len(records) == limit {
+			return records, nil
+		}
+		p.Before, p.Limit = rows[len(rows)-1].Key, limit-len(records)
 	}
-	records := make([]Record, len(rows))
-	for i, row := range rows {
-		records[i] = r.record(row)
-	}
-	return records, nil
 }
 
 // History returns the attempts of a run and what people did about it, oldest

@@ -44,18 +44,21 @@ type Book struct {
 	keeper keeper
 
 	settling sync.WaitGroup
-	closing  sync.Once
-	closed   chan struct{} // closed: what is settling tries once more and ends
+	open     context.Context // ended by Settle: what is settling tries once more and ends
+	cease    context.CancelFunc
 }
 
 // NewBook returns a Book for a pool's connections.
 func NewBook(tables *store.Tables, r *reserve.Reserve, lease time.Duration, log *slog.Logger) *Book {
-	return &Book{Tables: tables, Reserve: r, Lease: lease, Log: log, closed: make(chan struct{})}
+	b := &Book{Tables: tables, Reserve: r, Lease: lease, Log: log}
+	b.open, b.cease = context.WithCancel(context.Background())
+	return b
 }
 
-// Settle ends the settling of claims after one more try each, and waits for it.
+// Settle ends the settling of claims after one more try each, and waits for it:
+// the statement under way and that try, each at most StatementLimit.
 func (b *Book) Settle() {
-	b.closing.Do(func() { close(b.closed) })
+	b.cease()
 	b.settling.Wait()
 }
 
@@ -86,7 +89,7 @@ type Claimed struct {
 func (b *Book) Claim(ctx context.Context, c store.Claim) (Claimed, error) {
 	claimed, undecided, err := b.establish(ctx, c)
 	if undecided {
-		b.settle(c)
+		b.settle(c) //nolint:contextcheck // outlives the call
 	}
 	return claimed, err
 }
@@ -134,26 +137,29 @@ func (b *Book) Record(ctx context.Context, c store.Claim, reason string) (row st
 }
 
 // NeverStarted closes a claim that was won but will not be executed: FAILED, due
-// at once, not counted. It returns the run afterwards; if it cannot close it, the
-// Book goes on trying.
+// at once, not counted. It returns the run after that; if it cannot close it, the
+// run as it was, and the Book goes on trying.
 func (b *Book) NeverStarted(ctx context.Context, c store.Claim, row store.Row, why string) store.Row {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), ResultLimit)
 	defer cancel()
 	after, err := b.abandon(ctx, row, why)
 	if err != nil {
-		b.settle(c)
-		return row
+		b.settle(c) //nolint:contextcheck // outlives the call
 	}
 	return after
 }
 
+// abandon closes a claim as never started. If the run is no longer RUNNING under
+// its token, there is nothing to do. It returns the run as it is then.
 func (b *Book) abandon(ctx context.Context, row store.Row, why string) (after store.Row, err error) {
-	_, err = b.repeat(ctx, func(ctx context.Context, s *store.Store, conn *pgx.Conn, lock time.Duration) (err error) {
-		found := false
-		if after, found, err = s.Abandon(ctx, conn, row, "never started: "+why, lock); err == nil && !found {
-			if after, found, err = s.Get(ctx, conn, row.Key); !found { // not RUNNING under our token any more
-				after = row
-			}
+	after = row
+	_, err = b.repeat(ctx, func(ctx context.Context, s *store.Store, conn *pgx.Conn, lock time.Duration) error {
+		now, found, err := s.Abandon(ctx, conn, row, "never started: "+why, lock)
+		if err == nil && !found {
+			now, found, err = s.Get(ctx, conn, row.Key)
+		}
+		if found {
+			after = now
 		}
 		return err
 	})
@@ -167,15 +173,16 @@ func (b *Book) settle(c store.Claim) {
 	go func() {
 		defer b.settling.Done()
 		for pause := time.Second; ; pause = min(2*pause, time.Minute) {
-			last := false
 			wait := time.NewTimer(pause)
+			ctx, limit := b.open, ResultLimit
 			select {
 			case <-wait.C:
-			case <-b.closed:
+			case <-b.open.Done(): // the last try
 				wait.Stop()
-				last = true
+				ctx, limit = context.Background(), StatementLimit
 			}
-			ctx, cancel := context.WithTimeout(context.Background(), ResultLimit)
+			last := b.open.Err() != nil
+			ctx, cancel := context.WithTimeout(ctx, limit)
 			got, _, err := b.establish(ctx, c)
 			if err == nil && got.Token == c.Token {
 				_, err = b.abandon(ctx, got.Row, "the answer to the claim was lost")
@@ -259,7 +266,7 @@ func (b *Book) repeat(ctx context.Context, fn func(context.Context, *store.Store
 			if err != nil {
 				return err
 			}
-			err = fn(limited, s, conn, time.Until(deadline)*4/5)
+			err = fn(limited, s, conn, lockLimit(time.Until(deadline)))
 			undecided = undecided || !errors.Is(err, errUnseen) && store.Undecided(err)
 			return err
 		})
@@ -270,8 +277,21 @@ func (b *Book) repeat(ctx context.Context, fn func(context.Context, *store.Store
 		if errors.Is(err, ErrLost) || !errors.Is(err, errUnseen) && !store.Transient(err) {
 			return undecided, err
 		}
+		if d, ok := ctx.Deadline(); ok && time.Until(d) < 2*answerTime {
+			// A try that is cut off would leave open what it did.
+			return undecided, fmt.Errorf("%w: %w", context.DeadlineExceeded, err)
+		}
 		if !store.Pause(ctx, try) {
-			return undecided, fmt.Errorf("%w (%w)", err, context.Cause(ctx))
+			return undecided, fmt.Errorf("%w: %w", context.Cause(ctx), err)
 		}
 	}
+}
+
+// answerTime is what a statement gets beside the wait for its lock.
+const answerTime = 100 * time.Millisecond
+
+// lockLimit is how long a statement may wait for a lock, so that the server gives
+// up before its client does after left.
+func lockLimit(left time.Duration) time.Duration {
+	return max(left/2, min(left*4/5, left-answerTime))
 }

@@ -162,19 +162,19 @@ func (s *Server) serveAt(ctx context.Context, port int, name string) (bool, erro
 		return false, err
 	}
 	trying, cancel := context.WithCancel(ctx)
-	up := make(chan struct{})
+	up := make(chan struct{}, 1)
 	var wait sync.WaitGroup
 	wait.Go(func() {
 		if s.answers(trying, name) {
-			close(up)
+			up <- struct{}{}
 		}
 	})
 	defer wait.Wait()
 	defer cancel() // whoever has our port may accept connections and say nothing
-	for {
+	for answered := false; !answered || s.pid == 0; {
 		select {
 		case <-up:
-			return true, nil
+			answered = true
 		case <-ctx.Done():
 			return false, fmt.Errorf("%w:\n%s", ctx.Err(), s.logTail())
 		case line, ok := <-s.lines:
@@ -191,6 +191,7 @@ func (s *Server) serveAt(ctx context.Context, port int, name string) (bool, erro
 			}
 		}
 	}
+	return true, nil
 }
 
 // answers connects again and again until our server, not another one that won the race for the port, accepts.
@@ -215,7 +216,7 @@ func clusterName(ctx context.Context, url string) (name string, err error) {
 	if err != nil {
 		return "", err
 	}
-	defer conn.Close(ctx)
+	defer func() { _ = conn.Close(ctx) }()
 	err = conn.QueryRow(ctx, "SHOW cluster_name").Scan(&name)
 	return name, err
 }

@@ -21,7 +21,7 @@ func Main(m *testing.M) {
 			fmt.Fprintf(os.Stderr, "pgtest: no child %q is registered\n", name)
 			os.Exit(2)
 		}
-		os.Unsetenv(childVariable) // not for what the child starts
+		_ = os.Unsetenv(childVariable) // not for what the child starts
 		os.Exit(fn())
 	}
 	code := m.Run()

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/seed-ccb5b62c/jobrun/migrations"
@@ -18,8 +19,8 @@ import (
 
 // Bounds of tidying up after a test: for what the server does, and for the test's own connections to come back.
 const (
-	cleanupTimeout = 15 * time.Second
-	closeTimeout   = 5 * time.Second
+	cleanupTimeout = 60 * time.Second
+	closeTimeout   = 10 * time.Second
 )
 
 // A DB is a database of one test's own.
@@ -107,8 +108,12 @@ func dropRole(ctx context.Context, dbURL, name string) error {
 	if err != nil {
 		return err
 	}
-	defer conn.Close(ctx)
-	return conn.PgConn().Exec(ctx, fmt.Sprintf("DROP OWNED BY %s; DROP ROLE %s", name, name)).Close()
+	defer func() { _ = conn.Close(ctx) }()
+	sql := fmt.Sprintf(`
+		SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE usename = '%[1]s';
+		DROP OWNED BY %[1]s;
+		DROP ROLE %[1]s`, name)
+	return conn.PgConn().Exec(ctx, sql).Close()
 }
 
 // A cluster is the server that all tests of this process share.
@@ -190,7 +195,7 @@ func migrate(ctx context.Context, dbURL string) error {
 	if err != nil {
 		return err
 	}
-	defer conn.Close(ctx) // nobody can clone the database before that
+	defer func() { _ = conn.Close(ctx) }() // nobody can clone the database before that
 	files, err := fs.Glob(migrations.FS, "[0-9]*.sql")
 	if err != nil {
 		return err
@@ -230,11 +235,23 @@ func (c *cluster) create(ctx context.Context, name, template string) error {
 	return err
 }
 
+// drop drops a database. A user who is no superuser may not terminate the sessions of another's (autovacuum, a role that
+// was dropped): those end by themselves.
 func (c *cluster) drop(name string) error {
 	ctx, cancel := context.WithTimeout(context.Background(), cleanupTimeout)
 	defer cancel()
-	_, err := c.admin.Exec(ctx, "DROP DATABASE IF EXISTS "+name+" WITH (FORCE)")
-	return err
+	for {
+		_, err := c.admin.Exec(ctx, "DROP DATABASE IF EXISTS "+name+" WITH (FORCE)")
+		var refused *pgconn.PgError
+		if !errors.As(err, &refused) || refused.Code != "42501" { // insufficient_privilege
+			return err
+		}
+		select {
+		case <-ctx.Done():
+			return err
+		case <-time.After(50 * time.Millisecond):
+		}
+	}
 }
 
 // closePool closes the pool. A connection that the test still holds would make Close wait for ever: that fails the test.

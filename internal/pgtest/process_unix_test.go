@@ -71,6 +71,7 @@ type child struct {
 // startServerChild starts the process and waits until its server answers.
 func startServerChild(t *testing.T, env ...string) *child {
 	t.Helper()
+	programs(t)
 	c := &child{cmd: Reexec(t, "server", env...)}
 	c.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true} // like the job of a shell that Ctrl-C interrupts
 	stdin, err := c.cmd.StdinPipe()

@@ -290,9 +290,9 @@ func TestLargeMessagesPass(t *testing.T) {
 
 func waitFor(t *testing.T, what string, ok func() bool) {
 	t.Helper()
-	for deadline := time.Now().Add(30 * time.Second); !ok(); time.Sleep(5 * time.Millisecond) {
+	for deadline := time.Now().Add(60 * time.Second); !ok(); time.Sleep(5 * time.Millisecond) {
 		if time.Now().After(deadline) {
-			t.Fatalf("not after 30 s: %s", what)
+			t.Fatalf("not after 60 s: %s", what)
 		}
 	}
 }

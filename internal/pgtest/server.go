@@ -149,7 +149,7 @@ func existing(ctx context.Context, rawURL string, opts Options) (*Server, error)
 	if err != nil {
 		return nil, err
 	}
-	defer conn.Close(ctx)
+	defer func() { _ = conn.Close(ctx) }()
 	var durable bool
 	err = conn.QueryRow(ctx, `
 		SELECT current_setting('fsync') = 'on'

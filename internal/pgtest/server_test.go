@@ -14,14 +14,24 @@ import (
 
 func TestMain(m *testing.M) { Main(m) }
 
+// programs returns the server programs and their account. A test that needs them is skipped where there are none and
+// the other tests use a server that was running already.
+func programs(t *testing.T) (bin string, acc account) {
+	t.Helper()
+	acc = testAccount(t)
+	bin, err := findPrograms(acc)
+	if _, url := existingURL(); err != nil && url != "" {
+		t.Skip(err)
+	} else if err != nil {
+		t.Fatal(err)
+	}
+	return bin, acc
+}
+
 // ownServer starts a server of the test's own, whatever server the other tests use.
 func ownServer(t *testing.T, opts Options) *Server {
 	t.Helper()
-	acc := testAccount(t)
-	bin, err := findPrograms(acc)
-	if err != nil {
-		t.Skip(err) // the tests may run on a server elsewhere
-	}
+	bin, acc := programs(t)
 	ctx, cancel := context.WithTimeout(t.Context(), startTimeout)
 	defer cancel()
 	s, err := launch(ctx, bin, acc, opts)
@@ -56,9 +66,14 @@ func TestSettings(t *testing.T) {
 		want map[string]string
 	}{
 		{"default", Options{}, map[string]string{"fsync": "off", "synchronous_commit": "off", "full_page_writes": "off"}},
-		{"durable", Options{Durable: true, Settings: map[string]string{"max_prepared_transactions": "5", "max_connections": "20"}},
-			map[string]string{"fsync": "on", "synchronous_commit": "on", "full_page_writes": "on",
-				"max_prepared_transactions": "5", "max_connections": "20"}},
+		{
+			"durable",
+			Options{Durable: true, Settings: map[string]string{"max_prepared_transactions": "5", "max_connections": "20"}},
+			map[string]string{
+				"fsync": "on", "synchronous_commit": "on", "full_page_writes": "on",
+				"max_prepared_transactions": "5", "max_connections": "20",
+			},
+		},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			s := ownServer(t, c.opts)
@@ -142,12 +157,8 @@ func TestAnotherServerAtThePortIsNotOurs(t *testing.T) {
 }
 
 func TestBadSettingFailsWithTheLog(t *testing.T) {
-	acc := testAccount(t)
-	bin, err := findPrograms(acc)
-	if err != nil {
-		t.Skip(err)
-	}
-	_, err = launch(t.Context(), bin, acc, Options{Settings: map[string]string{"no_such_setting": "1"}})
+	bin, acc := programs(t)
+	_, err := launch(t.Context(), bin, acc, Options{Settings: map[string]string{"no_such_setting": "1"}})
 	if err == nil || !strings.Contains(err.Error(), "no_such_setting") {
 		t.Errorf("got %v", err)
 	}
@@ -170,11 +181,7 @@ func TestFailedInitdbFailsWithItsOutput(t *testing.T) {
 }
 
 func TestCanceledStartLeavesNothing(t *testing.T) {
-	acc := testAccount(t)
-	bin, err := findPrograms(acc)
-	if err != nil {
-		t.Skip(err)
-	}
+	bin, acc := programs(t)
 	tmp := programsDir(t, nil)
 	if err := os.Chmod(tmp, 0o777); err != nil {
 		t.Fatal(err)

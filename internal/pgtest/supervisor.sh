@@ -47,7 +47,10 @@ while read -r port <&3; do
 		status=$?
 		kill -0 "$pid" 2>/dev/null
 	do :; done # a signal interrupted the wait
-	kill -KILL "$stopper" 2>/dev/null # a TERM could be lost while it still has our traps
+	{
+		kill -KILL "$stopper" # a TERM could be lost while it still has our traps
+		wait "$stopper"       # until it is dead it may read what is meant for us
+	} 2>/dev/null
 	echo "exit $status"
 done
 rm -rf "$dir"

@@ -5,11 +5,13 @@ package reserve
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"sync/atomic"
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 )
 
@@ -75,7 +77,7 @@ func (r *Reserve) Do(ctx context.Context, fn func(*pgx.Conn) error) error {
 	cancel()
 	if err == nil {
 		defer conn.Release()
-		return fn(conn.Conn())
+		return use(ctx, conn.Conn(), fn)
 	}
 	if ctx.Err() == nil && short.Err() == nil { // not exhausted: the database cannot be reached
 		return err
@@ -95,7 +97,19 @@ func (r *Reserve) doKept(ctx context.Context, fn func(*pgx.Conn) error) error {
 	if err != nil {
 		return err
 	}
-	return fn(conn.Conn())
+	return use(ctx, conn.Conn(), fn)
+}
+
+// use calls fn and closes a connection whose session turned out to be read-only:
+// it leads to a server that was demoted, or keeps that setting for ever, so the
+// next try needs another one.
+func use(ctx context.Context, conn *pgx.Conn, fn func(*pgx.Conn) error) error {
+	err := fn(conn)
+	var pg *pgconn.PgError
+	if errors.As(err, &pg) && pg.Code == "25006" {
+		_ = conn.Close(ctx)
+	}
+	return err
 }
 
 // kept returns the kept connection, or a new one if it is missing or broken. The
@@ -148,8 +162,11 @@ func (r *Reserve) release() {
 	}
 }
 
-// exhausted says why no connection could be had in time.
+// exhausted says why no connection could be had, unless the caller gave up.
 func (r *Reserve) exhausted(err error) error {
+	if errors.Is(err, context.Canceled) {
+		return err
+	}
 	s := r.pool.Stat()
 	return fmt.Errorf("no connection in time, %d of at most %d in use: %w", s.AcquiredConns(), s.MaxConns(), err)
 }

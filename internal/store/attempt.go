@@ -23,13 +23,13 @@ type Outcome struct {
 // (status, started_at) over every run that was RUNNING since the last vacuum.
 const finishSQL = `
 WITH bound AS MATERIALIZED (
-  SELECT set_config('lock_timeout', $4::text, true)
+  SELECT set_config('lock_timeout', $4::text, true), clock_timestamp() AS now
 ), done AS (
   UPDATE batch_job_run AS r
-  SET status = $5::text, finished_at = greatest(clock_timestamp(), r.started_at),
+  SET status = $5::text, finished_at = greatest(bound.now, r.started_at),
     error_message = nullif($6::text, ''),
     next_attempt_at = CASE WHEN $7::bigint >= 0
-      THEN greatest(clock_timestamp(), r.started_at) + $7::bigint * interval '1 microsecond' END
+      THEN greatest(bound.now, r.started_at) + $7::bigint * interval '1 microsecond' END
   FROM bound
   WHERE r.job_key = $1::text
     AND r.attempt = $2::integer

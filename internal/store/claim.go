@@ -65,11 +65,13 @@ func (s *Store) Claim(ctx context.Context, db DB, c Claim, lock time.Duration) (
 
 // settledNumber is the number under which the attempt that a run row describes
 // stands in the history: its own, unless that one is somebody else's because the
-// row was deleted and inserted by hand; then the next free one.
+// row was deleted and inserted by hand; then the next free one. Attempts of other
+// programs have no token: their start tells them apart.
 const settledNumber = `
     CASE WHEN EXISTS (
       SELECT FROM batch_job_attempt AS h
-      WHERE h.job_key = r.job_key AND h.attempt = r.attempt AND h.token IS DISTINCT FROM r.token
+      WHERE h.job_key = r.job_key AND h.attempt = r.attempt
+        AND (h.token IS DISTINCT FROM r.token OR h.token IS NULL AND h.started_at <> r.started_at)
     ) THEN 1 + last.attempt ELSE r.attempt END AS number`
 
 // lastAttempt joins the highest attempt number of the key's history.
@@ -97,7 +99,7 @@ WITH bound AS MATERIALIZED (
     AND coalesce(r.token::text, '') = $5::text
     AND r.pruned_at IS NULL
     AND (r.status || '' = 'FAILED' AND r.next_attempt_at <= clock_timestamp()
-      OR r.approved_attempt = r.attempt AND r.approved_status = r.status AND r.status || '' <> 'RUNNING')
+      OR r.approved_attempt = r.attempt AND r.approved_status = r.status AND r.status || '' IN ('FAILED', 'SKIPPED', 'SUCCEEDED'))
   FOR NO KEY UPDATE OF r
 ), settled AS (
   INSERT INTO batch_job_attempt AS a
@@ -181,16 +183,16 @@ func (s *Store) Skip(ctx context.Context, db DB, c Claim, reason string, lock ti
 // the status index instead.
 const abandonSQL = `
 WITH bound AS MATERIALIZED (
-  SELECT set_config('lock_timeout', $4::text, true)
+  SELECT set_config('lock_timeout', $4::text, true), clock_timestamp() AS now
 ), used AS MATERIALIZED (
   SELECT a.trigger = 'RERUN' AS approval
   FROM batch_job_attempt AS a
   WHERE a.job_key = $1::text AND a.attempt = $2::integer
 ), done AS (
   UPDATE batch_job_run AS r
-  SET status = 'FAILED', finished_at = greatest(clock_timestamp(), r.started_at), error_message = $5::text,
+  SET status = 'FAILED', finished_at = greatest(bound.now, r.started_at), error_message = $5::text,
     executions = r.executions - 1,
-    next_attempt_at = clock_timestamp(),
+    next_attempt_at = greatest(bound.now, r.started_at),
     approved_at = CASE WHEN used.approval THEN clock_timestamp() END,
     approved_attempt = CASE WHEN used.approval THEN r.attempt END,
     approved_status = CASE WHEN used.approval THEN 'FAILED' END

@@ -19,8 +19,8 @@ FROM (
   UNION
   SELECT job_key
   FROM batch_job_run
-  WHERE approved_at IS NOT NULL AND approved_attempt = attempt AND approved_status = status AND status || '' <> 'RUNNING'
-    AND pruned_at IS NULL
+  WHERE approved_at IS NOT NULL AND approved_attempt = attempt AND approved_status = status
+    AND status || '' IN ('FAILED', 'SKIPPED', 'SUCCEEDED') AND pruned_at IS NULL
 ) AS r
 WHERE split_part(r.job_key, ':', 1) = ANY ($1::text[])
 ORDER BY r.job_key COLLATE "C"`
@@ -82,7 +82,7 @@ FROM batch_job_run AS r
 LEFT JOIN batch_job_attempt AS a
   ON a.job_key = r.job_key AND a.attempt = r.attempt AND a.token = r.token
 WHERE r.approved_at IS NOT NULL AND r.approved_attempt = r.attempt AND r.approved_status = r.status
-  AND r.status || '' <> 'FAILED'`
+  AND r.status || '' IN ('SKIPPED', 'SUCCEEDED')`
 
 // Waiting is a run that waits for somebody or something.
 type Waiting struct {

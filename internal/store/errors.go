@@ -7,6 +7,7 @@ import (
 	"time"
 	"unicode/utf8"
 
+	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 )
 
@@ -27,7 +28,8 @@ func Transient(err error) bool {
 	if !errors.As(err, &pg) {
 		var connect *pgconn.ConnectError
 		var parse *pgconn.ParseConfigError
-		return err != nil && (errors.As(err, &connect) || !errors.As(err, &parse))
+		var scan pgx.ScanArgError // such as a time in a DateStyle that pgx does not read
+		return err != nil && (errors.As(err, &connect) || !errors.As(err, &parse) && !errors.As(err, &scan))
 	}
 	switch pg.Code {
 	case "40001", "40P01", // serialization failure, deadlock

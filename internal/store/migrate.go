@@ -16,7 +16,7 @@ import (
 )
 
 // schemaSQL finds the schema of the tables by the search_path, else where they
-// would be created. A temporary table of the same name does not count.
+// would be created. Temporary tables of the same name do not count.
 const schemaSQL = `
 SELECT coalesce(
   (SELECT p.name::text
@@ -26,7 +26,11 @@ SELECT coalesce(
    WHERE c.relpersistence <> 't'
    ORDER BY p.place
    LIMIT 1),
-  current_schema()::text, '')`
+  (SELECT p.name::text
+   FROM unnest(current_schemas(false)) WITH ORDINALITY AS p (name, place)
+   WHERE p.name NOT LIKE 'pg\_temp\_%'
+   ORDER BY p.place
+   LIMIT 1), '')`
 
 // resolve asks the session's search_path; "" when it names no schema that exists.
 func resolve(ctx context.Context, db DB) (string, error) {
@@ -159,8 +163,15 @@ func (s *Store) signed(ctx context.Context, db DB, all []Migration) (int, error)
 		return 0, Refusal(fmt.Sprintf("schema %s does not exist, or this role has no USAGE on it", s.Schema))
 	}
 	applied, unsigned, err := s.applied(ctx, db, all)
+	if err != nil || len(unsigned) == 0 {
+		return applied, err
+	}
+	// A service's role need not own the tables: then the owner's next Migrate signs.
+	rows, err = db.Query(ctx, `SELECT pg_catalog.has_table_privilege($1::text, 'UPDATE')`,
+		pgx.Identifier{s.Schema, "batch_job_migration"}.Sanitize())
+	may, _, err := one(rows, err, pgx.RowTo[bool])
 	for _, m := range unsigned {
-		if err == nil {
+		if err == nil && may {
 			_, err = db.Exec(ctx, s.sign(), m.Version, m.Checksum)
 		}
 	}

@@ -16,8 +16,11 @@ LEFT JOIN batch_job_attempt AS a
   ON a.job_key = r.job_key AND a.attempt = r.attempt AND a.token = r.token
 WHERE r.job_key = $1::text`
 
-// Get reads the run of a key.
+// Get reads the run of a key. There is none of a key that cannot be stored.
 func (s *Store) Get(ctx context.Context, db DB, key string) (row Row, found bool, err error) {
+	if CleanText(key) != key {
+		return Row{}, false, nil
+	}
 	rows, err := db.Query(ctx, s.get, key)
 	return one(rows, err, collectRow)
 }
@@ -27,29 +30,34 @@ type Page struct {
 	From, Before       string   // keys >= From and < Before; Before "": no end
 	Status             []string // empty: every status
 	DateFrom, DateTill string   // text after the job's name, >= DateFrom and < DateTill; "": no limit
+	Readable           bool     // only keys that look like a name with a date or a slot
 	Limit              int
 }
 
-// listSQL walks the index on the key in byte order, backwards.
+// listSQL walks the index on the key in byte order, backwards. The end is a bound
+// of the index in every plan, also in one that is kept for all values: without a
+// key to begin before, it begins before one that is just behind the last.
 const listSQL = `
 SELECT` + rowColumns + `
 FROM batch_job_run AS r
 LEFT JOIN batch_job_attempt AS a
   ON a.job_key = r.job_key AND a.attempt = r.attempt AND a.token = r.token
 WHERE r.job_key COLLATE "C" >= $1::text
-  AND ($2::text = '' OR r.job_key COLLATE "C" < $2::text)
+  AND r.job_key COLLATE "C" < coalesce(nullif($2::text, ''),
+    (SELECT max(l.job_key COLLATE "C") || ' ' FROM batch_job_run AS l))
   AND (cardinality($3::text[]) = 0 OR r.status = ANY ($3::text[]))
   AND split_part(r.job_key, ':', 2) COLLATE "C" >= $4::text
   AND ($5::text = '' OR split_part(r.job_key, ':', 2) COLLATE "C" < $5::text)
+  AND (NOT $6::boolean OR r.job_key ~ '^[^:]+:[0-9]{4}-[0-9]{2}-[0-9]{2}(T[0-9]{2}:[0-9]{2}[+-][0-9]{2}:[0-9]{2}(:[0-9]{2})?)?$')
 ORDER BY r.job_key COLLATE "C" DESC
-LIMIT $6::integer`
+LIMIT $7::integer`
 
 // List reads the runs of a page, by key in descending byte order.
 func (s *Store) List(ctx context.Context, db DB, p Page) ([]Row, error) {
 	if p.Status == nil {
 		p.Status = []string{}
 	}
-	rows, err := db.Query(ctx, s.list, p.From, p.Before, p.Status, p.DateFrom, p.DateTill, p.Limit)
+	rows, err := db.Query(ctx, s.list, p.From, p.Before, p.Status, p.DateFrom, p.DateTill, p.Readable, p.Limit)
 	if err != nil {
 		return nil, err
 	}
@@ -90,7 +98,8 @@ FROM batch_job_run AS r
 WHERE r.job_key = $1::text
   AND NOT EXISTS (
     SELECT FROM batch_job_attempt AS a
-    WHERE a.job_key = r.job_key AND a.attempt = r.attempt AND a.token IS NOT DISTINCT FROM r.token)
+    WHERE a.job_key = r.job_key AND a.attempt = r.attempt
+      AND (a.token = r.token OR a.token IS NULL AND r.token IS NULL AND a.started_at = r.started_at))
 UNION ALL
 SELECT p.acted_at, 1, p.attempt, '', '', '', '', '', NULL, NULL, 0, 0,
   p.action, p.acted_by, p.reason, coalesce(p.previous_status, ''), p.forced, p.reset_items, p.id
@@ -100,6 +109,9 @@ ORDER BY 1, 2, 3, 19`
 
 // History reads the attempts and actions of a run, oldest first.
 func (s *Store) History(ctx context.Context, db DB, key string) ([]Entry, error) {
+	if CleanText(key) != key {
+		return nil, nil
+	}
 	rows, err := db.Query(ctx, s.history, key)
 	if err != nil {
 		return nil, err

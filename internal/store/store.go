@@ -88,7 +88,7 @@ func (t *Tables) Open(ctx context.Context, db DB) (*Store, error) {
 	return t.store, nil
 }
 
-// ErrNoSchema: no schema was given, and the search_path names none that exists.
+// ErrNoSchema says that no schema was given and the search_path names none that exists.
 var ErrNoSchema error = Refusal("the search_path of the session names no schema that exists: set Options.Schema")
 
 // Row is a run together with its latest attempt. Absent texts are "", absent
@@ -103,12 +103,14 @@ type Row struct {
 }
 
 // rowColumns reads a Row from a run r and its attempt a. An approval counts
-// only while the run is as the person saw it.
+// only while the run is as the person saw it, and in a state that can be run
+// again: one of another program never is.
 const rowColumns = `
   r.job_key, r.status, coalesce(r.token::text, ''), r.worker_id, coalesce(a.trigger, ''),
   coalesce(r.error_message, ''), r.attempt, r.executions, r.scheduled_for, r.started_at,
   r.finished_at, a.heartbeat_at, r.next_attempt_at, r.pruned_at,
-  CASE WHEN r.approved_attempt = r.attempt AND r.approved_status = r.status THEN r.approved_at END,
+  CASE WHEN r.approved_attempt = r.attempt AND r.approved_status = r.status
+    AND r.status IN ('FAILED', 'SKIPPED', 'SUCCEEDED') THEN r.approved_at END,
   coalesce(r.status = 'FAILED' AND r.next_attempt_at <= clock_timestamp(), false),
   coalesce(a.items_processed, 0), coalesce(a.items_failed, 0)`
 
@@ -143,7 +145,11 @@ func one[T any](rows pgx.Rows, err error, scan pgx.RowToFunc[T]) (T, bool, error
 
 // micros is d in whole microseconds, rounded up: a limit never gets shorter.
 func micros(d time.Duration) int64 {
-	return int64((d + time.Microsecond - 1) / time.Microsecond)
+	n := int64(d / time.Microsecond)
+	if d%time.Microsecond > 0 { // no sum, which could overflow
+		n++
+	}
+	return n
 }
 
 // millis is a lock_timeout as text, at least 1 ms: 0 would mean no limit.

@@ -106,10 +106,16 @@ ORDER BY c.relname, p.privilege`, s.Schema)
 func (s *Store) Server(ctx context.Context, db DB) (server Server, problems []string, err error) {
 	rows, err := db.Query(ctx, `
 SELECT current_setting('TimeZone'), clock_timestamp(), pg_catalog.pg_is_in_recovery(),
-  current_setting('transaction_read_only') = 'on'`)
+  current_setting('transaction_read_only') = 'on', current_setting('DateStyle')`)
 	_, _, err = one(rows, err, func(row pgx.CollectableRow) (_ bool, err error) {
 		var standby, readOnly bool
-		err = row.Scan(&server.TimeZone, &server.Clock, &standby, &readOnly)
+		var style string
+		// The style first: in another one the clock may not be readable.
+		if err = row.Scan(nil, nil, nil, nil, &style); err == nil && !strings.HasPrefix(style, "ISO") {
+			problems = append(problems, "the session's DateStyle is "+style+": pgx reads times as text in ISO only")
+			return false, nil
+		}
+		err = row.Scan(&server.TimeZone, &server.Clock, &standby, &readOnly, nil)
 		if standby {
 			problems = append(problems, "the server is a standby: connect to the primary (target_session_attrs=read-write)")
 		} else if readOnly {

@@ -1,0 +1,157 @@
+package jobrun_test
+
+import (
+	"context"
+	"fmt"
+	"log"
+	"log/slog"
+	"slices"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/robfig/cron/v3"
+
+	"github.com/seed-ccb5b62c/jobrun"
+	"github.com/seed-ccb5b62c/jobrun/internal/pgtest"
+)
+
+func ExampleParseDate() {
+	d, err := jobrun.ParseDate("2026-02-28")
+	fmt.Println(d, err)
+	fmt.Println(d.AddDays(1), d.EndOfMonth(), d.Weekday())
+
+	_, err = jobrun.ParseDate("2026-02-29")
+	fmt.Println(err)
+	// Output:
+	// 2026-02-28 <nil>
+	// 2026-03-01 2026-02-28 Saturday
+	// date "2026-02-29": want YYYY-MM-DD, a calendar date from 0001-01-01 to 9999-12-31
+}
+
+func ExampleCalendar() {
+	bankingDays := jobrun.Weekdays.Except(
+		jobrun.MustParseDate("2026-09-24"),
+		jobrun.MustParseDate("2026-09-25"),
+	)
+	next, err := bankingDays.Next(jobrun.MustParseDate("2026-09-23"))
+	fmt.Println(next, err)
+
+	rule := jobrun.PreviousBusinessDay(bankingDays)
+	previous, err := rule(jobrun.MustParseDate("2026-09-28"))
+	fmt.Println(previous, err)
+	// Output:
+	// 2026-09-28 <nil>
+	// 2026-09-23 <nil>
+}
+
+func ExampleJob_Validate() {
+	job := jobrun.Job{
+		Name: "daily settlement",
+		Func: func(context.Context, *jobrun.Run) error { return nil },
+	}
+	fmt.Println(job.Validate())
+	job.Name = "billing/daily-settlement"
+	fmt.Println(job.Validate())
+	fmt.Println(job.Key(jobrun.MustParseDate("2026-09-15")))
+	// Output:
+	// jobrun: Job.Name is "daily settlement", allowed: 1 to 80 letters and digits of any script and . _ - /
+	// <nil>
+	// billing/daily-settlement:2026-09-15
+}
+
+func ExampleRunner_RunDate() {
+	ctx := context.Background()
+	pool, closePool := examplePool()
+	defer closePool()
+	zone, err := time.LoadLocation("Asia/Seoul")
+	if err != nil {
+		log.Fatal(err)
+	}
+	runner, err := jobrun.New(pool, zone, &jobrun.Options{Logger: slog.New(slog.DiscardHandler)})
+	if err != nil {
+		log.Fatal(err)
+	}
+	if err := runner.Migrate(ctx); err != nil {
+		log.Fatal(err)
+	}
+	job := jobrun.Job{
+		Name: "daily-settlement",
+		Func: func(ctx context.Context, run *jobrun.Run) error {
+			fmt.Println("settling", run.Date(), "attempt", run.Attempt())
+			return nil
+		},
+	}
+	for range 2 {
+		res, err := runner.RunDate(ctx, job, jobrun.MustParseDate("2026-09-15"))
+		fmt.Println(res.Decision, res.Record.Status, err)
+	}
+	// Output:
+	// settling 2026-09-15 attempt 1
+	// RAN SUCCEEDED <nil>
+	// ALREADY_SUCCEEDED SUCCEEDED <nil>
+}
+
+// A cron callback becomes a job. The callback may drop what Run returns: an error
+// has been logged.
+func ExampleRunner_Run_cron() {
+	ctx := context.Background()
+	pool, closePool := examplePool()
+	defer closePool()
+	zone, err := time.LoadLocation("Asia/Seoul")
+	if err != nil {
+		log.Fatal(err)
+	}
+	runner, err := jobrun.New(pool, zone, &jobrun.Options{
+		Logger: slog.New(slog.DiscardHandler),
+		Now:    func() time.Time { return time.Date(2026, time.September, 16, 1, 0, 0, 0, zone) }, // for the example's output
+	})
+	if err != nil {
+		log.Fatal(err)
+	}
+	if err := runner.Migrate(ctx); err != nil {
+		log.Fatal(err)
+	}
+	job := jobrun.Job{
+		Name: "daily-settlement",
+		Date: jobrun.PreviousDay,
+		Func: func(ctx context.Context, run *jobrun.Run) error {
+			fmt.Println("settling", run.Date())
+			return nil
+		},
+	}
+	c := cron.New(cron.WithLocation(zone))
+	id, err := c.AddFunc("0 1 * * *", func() {
+		_, _ = runner.Run(ctx, job)
+	})
+	if err != nil {
+		log.Fatal(err)
+	}
+	c.Entry(id).WrappedJob.Run() // in a service: c.Start(), and one o'clock
+	c.Entry(id).WrappedJob.Run() // the other server
+	// Output:
+	// settling 2026-09-15
+}
+
+// examplePool is a pool on a database of the example's own.
+func examplePool() (pool *pgxpool.Pool, closePool func()) {
+	t := &exampleT{}
+	return pgtest.New(t).Pool, t.end
+}
+
+// exampleT is what pgtest needs of a test.
+type exampleT struct {
+	testing.TB
+	cleanups []func()
+}
+
+func (t *exampleT) Helper()                           {}
+func (t *exampleT) Fatalf(format string, args ...any) { log.Fatalf(format, args...) }
+func (t *exampleT) Errorf(format string, args ...any) { log.Fatalf(format, args...) }
+func (t *exampleT) Cleanup(f func())                  { t.cleanups = append(t.cleanups, f) }
+
+func (t *exampleT) end() {
+	for _, f := range slices.Backward(t.cleanups) {
+		f()
+	}
+}
