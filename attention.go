@@ -25,12 +25,12 @@ const (
 
 // Problem is something that needs a person, or a look.
 type Problem struct {
-	Kind   ProblemKind
-	Job    string
-	Key    string
-	Date   Date
-	Record Record    // of the run now; zero for a missed date
-	Since  time.Time // since when, or when it happened; the start of the date for a missed one
+	Kind   ProblemKind `json:"kind"`
+	Job    string      `json:"job,omitempty"`
+	Key    string      `json:"key"`
+	Date   Date        `json:"date,omitzero"`
+	Record Record      `json:"record,omitzero"` // of the run now, for ATTEMPT_FAILED of that attempt; zero for a missed date
+	Since  time.Time   `json:"since"`           // since when, or when it happened; the start of the date for a missed one
 }
 
 // AttentionOptions are the limits of Attention. nil or zero fields: the defaults.
@@ -77,7 +77,7 @@ func (r *Runner) Attention(ctx context.Context, opts *AttentionOptions, jobs ...
 		add(ProblemStale, s.Record, since)
 	}
 	var waiting []store.Waiting
-	var failed []store.FailedAttempt
+	var failed []store.Row
 	err = r.read(ctx, func(ctx context.Context, s *store.Store) (err error) {
 		if waiting, err = s.Attention(ctx, r.pool, o.ApprovedAfter); err == nil && !o.FailedSince.IsZero() {
 			failed, err = s.Failing(ctx, r.pool, o.FailedSince)
@@ -99,7 +99,8 @@ func (r *Runner) Attention(ctx context.Context, opts *AttentionOptions, jobs ...
 		}
 	}
 	for _, f := range failed {
-		add(ProblemAttempt, r.record(f.Row), f.At.In(r.zone))
+		rec := r.record(f)
+		add(ProblemAttempt, rec, rec.FinishedAt)
 	}
 	for _, job := range jobs {
 		missed, err := r.overlooked(ctx, job, o.DueBy)

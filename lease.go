@@ -105,7 +105,7 @@ func (r *Runner) claim(ctx context.Context, job Job, s slot) (res Result, err er
 		}
 		return res, nil
 	}
-	c.Again = s.again
+	c.Again, c.First = s.again, s.trigger == TriggerCatchUp // which keeps the order of dates, and repeats none
 	claimed, err := r.book.Claim(ctx, c)
 	if err == nil && claimed.Key == "" { // there was one when it was found due
 		err = ErrNotFound

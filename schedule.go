@@ -14,15 +14,21 @@ import (
 
 // Schedule adds the job to c and dates each run by its nominal fire time. It
 // returns an error for a spec that does not parse or never fires. The function's
-// own panics and errors never reach c, whatever wrappers it has. After ctx has
-// ended or Shutdown was called, fires do nothing; the entry stays in c. The job is
+// own panics and errors never reach c, whatever wrappers it has. The job is
 // registered for RetryDue and Attention.
 //
+// ctx is the context of the jobs, not only of this call: when it ends, running
+// attempts are interrupted, and later fires do nothing. Pass one that SIGTERM does
+// not end, such as context.Background(), and let [Runner.Shutdown] give the
+// running attempts their time. After Shutdown fires do nothing either; the entry
+// stays in c.
+//
 // The spec's times are those of c's zone: create c with
-// cron.WithLocation(zone), or the host's zone decides. A zone that differs from
-// the business zone is logged at WARN with the first fires and their dates. Both
-// fires of a repeated hour carry one date and run once; a fire in a skipped hour
-// does not happen and is found by Missed.
+// cron.WithLocation(zone), or the host's zone decides. A zone whose clock differs
+// from the business zone's is logged at WARN with the first fires and their dates.
+// Both fires of a repeated hour carry one date and run once; a fire in a skipped
+// hour does not happen, and a callback that a wrapper such as DelayIfStillRunning
+// holds back until after the next fire is dated by that one: Missed finds both.
 func (r *Runner) Schedule(ctx context.Context, c *cron.Cron, spec string, job Job) (id cron.EntryID, err error) {
 	defer func() {
 		if err != nil {
@@ -58,7 +64,7 @@ func (r *Runner) Schedule(ctx context.Context, c *cron.Cron, spec string, job Jo
 // tellZone logs a schedule's zone if it is not the business zone.
 func (r *Runner) tellZone(ctx context.Context, c *cron.Cron, id cron.EntryID, job Job) {
 	zone, ok := fire.Zone(c, id)
-	if !ok || zone.String() == r.zone.String() {
+	if !ok || fire.SameClock(zone, r.zone, r.opts.Now()) {
 		return
 	}
 	var fires []string
@@ -101,12 +107,16 @@ func (r *Runner) Missed(ctx context.Context, job Job, from, to Date) ([]Date, er
 // CatchUp runs missed dates in [from, to], oldest first, at most limit of them,
 // with trigger TriggerCatchUp. It stops at the first date that is not SUCCEEDED
 // or SKIPPED, whoever ran it and whenever it failed, so that several instances
-// that catch up at once keep the order. It returns what it did, and the error of
-// the run that stopped it. Nothing calls it by itself: a first deployment
-// backfills nothing.
+// that catch up at once keep the order; a date that is due again is left to
+// RetryDue. It returns what it did, and the error of the run that stopped it.
+// Nothing calls it by itself: a first deployment backfills nothing.
 func (r *Runner) CatchUp(ctx context.Context, job Job, from, to Date, limit int) (results []Result, err error) {
-	if limit < 0 {
-		return nil, r.report(ctx, job, &InvalidError{"limit", limit, "0 or more"})
+	err = judgeable(job, from, to)
+	if err == nil && limit < 0 {
+		err = &InvalidError{"limit", limit, "0 or more"}
+	}
+	if err != nil {
+		return nil, r.report(ctx, job, fmt.Errorf("catch up %s: %w", job.Name, err))
 	}
 	for range limit {
 		// Read again each time: what was done may be running again on approval.
@@ -134,21 +144,31 @@ func (r *Runner) report(ctx context.Context, job Job, err error) error {
 	return err
 }
 
+// judgeable refuses jobs that have no run per date, and ranges that are none.
+func judgeable(job Job, from, to Date) error {
+	if err := job.Validate(); err != nil {
+		return err
+	}
+	switch dates := from.String() + " to " + to.String(); {
+	case job.Every != 0:
+		return &InvalidError{"Job.Every", job.Every, "0: a job that runs several times a day has no run per date"}
+	case !from.IsValid() || !to.IsValid() || to.Compare(from) < 0:
+		return &InvalidError{"dates", dates, "two dates, the earlier first"}
+	case from.AddDays(longest).Compare(to) <= 0:
+		return &InvalidError{"dates", dates, fmt.Sprintf("at most %d days", longest)}
+	}
+	return nil
+}
+
+// longest is how many days Missed judges at most.
+const longest = 4000
+
 // ledger judges the job's dates in [from, to] whose trigger date is not after
 // last: those without a row are missed, those with a row that is neither SUCCEEDED
 // nor SKIPPED are open. Both oldest first.
 func (r *Runner) ledger(ctx context.Context, job Job, from, to, last Date) (open, missed []Date, err error) {
-	if err := job.Validate(); err != nil {
+	if err := judgeable(job, from, to); err != nil {
 		return nil, nil, err
-	}
-	const longest = 4000 // days
-	switch {
-	case job.Every != 0:
-		return nil, nil, &InvalidError{"Job.Every", job.Every, "0: a job that runs several times a day has no run per date"}
-	case !from.IsValid() || !to.IsValid() || to.Compare(from) < 0:
-		return nil, nil, &InvalidError{"dates", from.String() + " to " + to.String(), "two dates, the earlier first"}
-	case from.AddDays(longest).Compare(to) < 0:
-		return nil, nil, &InvalidError{"dates", from.String() + " to " + to.String(), fmt.Sprintf("at most %d days", longest)}
 	}
 	var dates []Date
 	if err = contain(func() error { dates = dueDates(job.Date, job.Calendar, from, to, last); return nil }); err != nil || dates == nil {

@@ -59,3 +59,22 @@ func Zone(c *cron.Cron, id cron.EntryID) (zone *time.Location, ok bool) {
 	}
 	return spec.Location, true // CRON_TZ=
 }
+
+// SameClock reports whether two zones, whatever their names, show the same time
+// for 5 years from a moment on.
+func SameClock(a, b *time.Location, from time.Time) bool {
+	for t, end := from, from.AddDate(5, 0, 0); t.Before(end); {
+		_, offset := t.In(a).Zone()
+		if _, other := t.In(b).Zone(); other != offset {
+			return false
+		}
+		next := end
+		for _, zone := range []*time.Location{a, b} {
+			if _, change := t.In(zone).ZoneBounds(); change.After(t) && change.Before(next) {
+				next = change
+			}
+		}
+		t = next
+	}
+	return true
+}

@@ -43,6 +43,9 @@ type Book struct {
 
 	keeper keeper
 
+	going     context.Context // ended by Interrupt, with its cause: nothing is claimed any more
+	interrupt context.CancelCauseFunc
+
 	settling sync.WaitGroup
 	open     context.Context // ended by Settle: what is settling tries once more and ends
 	cease    context.CancelFunc
@@ -51,6 +54,7 @@ type Book struct {
 // NewBook returns a Book for a pool's connections.
 func NewBook(tables *store.Tables, r *reserve.Reserve, lease time.Duration, log *slog.Logger) *Book {
 	b := &Book{Tables: tables, Reserve: r, Lease: lease, Log: log}
+	b.going, b.interrupt = context.WithCancelCause(context.Background())
 	b.open, b.cease = context.WithCancel(context.Background())
 	return b
 }
@@ -65,7 +69,7 @@ func (b *Book) Settle() {
 // Open keeps a connection back for heartbeats and results until Close; it repeats
 // what may pass.
 func (b *Book) Open(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(ctx, ClaimLimit)
+	ctx, cancel := b.claiming(ctx)
 	defer cancel()
 	for try := 0; ; try++ {
 		err := b.Reserve.Open(ctx)
@@ -73,6 +77,14 @@ func (b *Book) Open(ctx context.Context) error {
 			return err
 		}
 	}
+}
+
+// claiming bounds ctx for a claim, by ClaimLimit and by Interrupt.
+func (b *Book) claiming(ctx context.Context) (context.Context, context.CancelFunc) {
+	ctx, cancel := context.WithCancelCause(ctx)
+	stop := context.AfterFunc(b.going, func() { cancel(context.Cause(b.going)) })
+	ctx, end := context.WithTimeout(ctx, ClaimLimit)
+	return ctx, func() { end(); stop(); cancel(nil) }
 }
 
 // Claimed is whose a run is.
@@ -87,6 +99,8 @@ type Claimed struct {
 // committed all the same; then the Book closes it as never started as soon as it
 // can.
 func (b *Book) Claim(ctx context.Context, c store.Claim) (Claimed, error) {
+	ctx, cancel := b.claiming(ctx)
+	defer cancel()
 	claimed, undecided, err := b.establish(ctx, c)
 	if undecided {
 		b.settle(c) //nolint:contextcheck // outlives the call
@@ -98,8 +112,6 @@ func (b *Book) Claim(ctx context.Context, c store.Claim) (Claimed, error) {
 // certain. A repeated insert queues behind one that is still in flight, so
 // finding the row under another token is certain, finding no row is not.
 func (b *Book) establish(ctx context.Context, c store.Claim) (got Claimed, undecided bool, err error) {
-	ctx, cancel := context.WithTimeout(ctx, ClaimLimit)
-	defer cancel()
 	got.Sent = time.Now()
 	undecided, err = b.repeat(ctx, func(ctx context.Context, s *store.Store, conn *pgx.Conn, lock time.Duration) error {
 		var row store.Row
@@ -110,7 +122,7 @@ func (b *Book) establish(ctx context.Context, c store.Claim) (got Claimed, undec
 		} else if row, found, err = s.Claim(ctx, conn, c, lock); err == nil && !found {
 			err = errUnseen
 		}
-		if err == nil && found && row.Token != c.Token && row.Pruned.IsZero() && (row.Due || !row.ApprovedAt.IsZero()) {
+		if err == nil && found && !c.First && row.Token != c.Token && row.Pruned.IsZero() && (row.Due || !row.ApprovedAt.IsZero()) {
 			got.Previous = row.Status
 			if row, found, err = s.Reclaim(ctx, conn, c, row, lock); err == nil && !found {
 				err = errUnseen
@@ -124,7 +136,7 @@ func (b *Book) establish(ctx context.Context, c store.Claim) (got Claimed, undec
 
 // Record is Claim for a run that is SKIPPED without an execution.
 func (b *Book) Record(ctx context.Context, c store.Claim, reason string) (row store.Row, err error) {
-	ctx, cancel := context.WithTimeout(ctx, ClaimLimit)
+	ctx, cancel := b.claiming(ctx)
 	defer cancel()
 	_, err = b.repeat(ctx, func(ctx context.Context, s *store.Store, conn *pgx.Conn, lock time.Duration) error {
 		found := false

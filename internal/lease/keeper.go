@@ -34,10 +34,9 @@ type Held struct {
 // keeper is the running attempts and the goroutine that sends their heartbeats.
 // It lives while there are any; the call that removes the last one waits for it.
 type keeper struct {
-	mu          sync.Mutex
-	held        map[*Held]struct{}
-	interrupted error         // nothing may start any more
-	stop, done  chan struct{} // closed to end the goroutine; closed when it has ended
+	mu         sync.Mutex
+	held       map[*Held]struct{}
+	stop, done chan struct{} // closed to end the goroutine; closed when it has ended
 }
 
 // Hold keeps the attempt's lease alive until Release. When the lease is lost, it
@@ -48,8 +47,8 @@ func (b *Book) Hold(row store.Row, sent time.Time, cancel context.CancelCauseFun
 	k := &b.keeper
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	if k.interrupted != nil {
-		return nil, k.interrupted
+	if b.going.Err() != nil {
+		return nil, context.Cause(b.going)
 	}
 	if k.held == nil {
 		k.held = map[*Held]struct{}{}
@@ -86,12 +85,10 @@ func (b *Book) Release(h *Held) {
 	}
 }
 
-// Interrupt cancels every running attempt with the cause, refuses new ones from
-// now on, and names what is running.
+// Interrupt cancels every running attempt with the cause, ends claims that are
+// under way, refuses new ones from now on, and names what is running.
 func (b *Book) Interrupt(cause error) (names []string) {
-	b.keeper.mu.Lock()
-	b.keeper.interrupted = cause
-	b.keeper.mu.Unlock()
+	b.interrupt(cause)
 	for _, h := range b.held() {
 		h.cancel(cause)
 		names = append(names, fmt.Sprintf("%s attempt %d", h.Row.Key, h.Row.Attempt))

@@ -70,6 +70,9 @@ func Migrate(ctx context.Context, pool *pgxpool.Pool, tables *store.Tables, log 
 		case !store.Pause(limited, try):
 			return fmt.Errorf("migrate: %w (last error: %w)", context.Cause(limited), last)
 		default:
+			if try == 0 {
+				log.WarnContext(ctx, "migration waits and tries again for a minute", "err", err.Error())
+			}
 			try++
 		}
 	}

@@ -13,6 +13,7 @@ type Claim struct {
 	ScheduledFor      time.Time
 	Lease, StaleAfter time.Duration
 	Again             bool // only if the run exists
+	First             bool // only if the run does not exist
 }
 
 // claimSQL reads the run's row if there is one, else makes it together with its

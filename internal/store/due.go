@@ -5,7 +5,6 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgtype"
 )
 
 // dueSQL finds the runs that may be claimed again now, by the two small partial
@@ -106,37 +105,30 @@ func (s *Store) Attention(ctx context.Context, db DB, approval time.Duration) ([
 // of the same run has started: the run's start is later than the failure, so the
 // index on (status, started_at) finds it without walking the history.
 const failingSQL = `
-SELECT` + rowColumns + `, f.finished_at, f.attempt, coalesce(f.error_message, '')
-FROM batch_job_run AS r
-JOIN batch_job_attempt AS f
-  ON f.job_key = r.job_key AND f.attempt < r.attempt AND f.outcome = 'FAILED' AND f.finished_at >= $1::timestamptz
-LEFT JOIN batch_job_attempt AS a
-  ON a.job_key = r.job_key AND a.attempt = r.attempt AND a.token = r.token
-WHERE r.status IN ('RUNNING', 'SUCCEEDED', 'FAILED', 'SKIPPED')
-  AND r.started_at >= $1::timestamptz
-  AND r.attempt > 1
-ORDER BY f.finished_at, r.job_key`
+SELECT` + rowColumns + `
+FROM (
+  SELECT r.job_key, r.executions, r.scheduled_for, f.attempt, f.outcome AS status, f.token, f.worker_id,
+    f.error_message, f.started_at, f.finished_at, NULL::timestamptz AS next_attempt_at, NULL::timestamptz AS pruned_at,
+    NULL::timestamptz AS approved_at, NULL::integer AS approved_attempt, NULL::text AS approved_status
+  FROM batch_job_run AS r
+  JOIN batch_job_attempt AS f
+    ON f.job_key = r.job_key AND f.attempt < r.attempt AND f.outcome = 'FAILED' AND f.finished_at >= $1::timestamptz
+  WHERE r.status IN ('RUNNING', 'SUCCEEDED', 'FAILED', 'SKIPPED')
+    AND r.started_at >= $1::timestamptz
+    AND r.attempt > 1
+) AS r
+JOIN batch_job_attempt AS a
+  ON a.job_key = r.job_key AND a.attempt = r.attempt
+ORDER BY r.finished_at, r.job_key`
 
-// FailedAttempt is an attempt that failed and was followed by another.
-type FailedAttempt struct {
-	Row     // of the run now
-	At      time.Time
-	Attempt int
-	Error   string
-}
-
-// Failing lists attempts that failed since a moment and were followed by another.
-func (s *Store) Failing(ctx context.Context, db DB, since time.Time) ([]FailedAttempt, error) {
+// Failing lists attempts that failed since a moment and were followed by another,
+// each as the row that its run had then.
+func (s *Store) Failing(ctx context.Context, db DB, since time.Time) ([]Row, error) {
 	rows, err := db.Query(ctx, s.failing, since)
 	if err != nil {
 		return nil, err
 	}
-	return pgx.CollectRows(rows, func(row pgx.CollectableRow) (f FailedAttempt, err error) {
-		var at pgtype.Timestamptz
-		f.Row, err = scanRow(row, &at, &f.Attempt, &f.Error)
-		f.At = at.Time
-		return f, err
-	})
+	return pgx.CollectRows(rows, collectRow)
 }
 
 // pruneSQL removes the history of one page of runs that have ended, in the order
