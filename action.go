@@ -18,7 +18,8 @@ import (
 // says (ErrConflict), and not while the attempt sends heartbeats (ErrAlive). With
 // Action.Force it ends a live attempt too: the job's context ends with
 // ErrLeaseLost at its next heartbeat, after a quarter of the lease at most, and
-// nothing that it writes under its lease is committed from now on.
+// its result is refused. Beside ErrConflict and ErrAlive it returns the run as it
+// is now.
 func (r *Runner) MarkFailed(ctx context.Context, rec Record, a Action) (Record, error) {
 	text := fmt.Sprintf("marked failed by %s: %s", a.By, a.Reason)
 	return r.act(ctx, "MARK_FAILED", rec, a, text, func(ctx context.Context, s *store.Store, db store.DB, act store.Action) (store.Row, bool, error) {
@@ -69,17 +70,20 @@ func (r *Runner) act(ctx context.Context, kind string, rec Record, a Action, tex
 	if err := a.validate(); err != nil {
 		return Record{}, err
 	}
-	seen := store.Row{Key: rec.Key, Status: string(rec.Status), Attempt: rec.Attempt, Token: rec.token, StartedAt: rec.StartedAt}
+	seen := store.Row{Key: rec.Key, Status: string(rec.Status), Attempt: rec.Attempt, Token: rec.token, Worker: rec.WorkerID, StartedAt: rec.StartedAt}
 	row, found, err := r.book.Act(ctx, store.Action{
 		Token: uuid.NewString(), Kind: kind, By: a.By, Reason: a.Reason, Force: a.Force, ResetItems: a.ResetItems, Seen: seen, Text: text,
 	}, do)
 	if err == nil && found {
 		after := r.record(row)
-		r.log.InfoContext(ctx, "a person changed the run", append(after.attrs(), "action", kind)...)
+		r.log.InfoContext(ctx, "a person changed the run", append(after.attrs(), "job", after.Job, "action", kind)...)
 		r.emit(ctx, Event{Record: after, Previous: rec.Status, Action: &a})
 		return after, nil
 	}
 	what := strings.ToLower(strings.ReplaceAll(kind, "_", " ")) + " " + rec.Key
+	if store.Code(err) == "42501" {
+		return Record{}, fmt.Errorf("%s: %w (a person's action needs INSERT on batch_job_action too)", what, err)
+	}
 	if err != nil {
 		return Record{}, fmt.Errorf("%s: %w", what, schema.Explain(err))
 	}
@@ -87,8 +91,8 @@ func (r *Runner) act(ctx context.Context, kind string, rec Record, a Action, tex
 	switch {
 	case err != nil:
 		return Record{}, fmt.Errorf("%s: %w", what, err)
-	case now.Status != rec.Status || now.Attempt != rec.Attempt || now.token != rec.token || !now.StartedAt.Equal(rec.StartedAt):
-		err = fmt.Errorf("%w: it is %s at attempt %d by %s", ErrConflict, now.Status, now.Attempt, now.WorkerID)
+	case now.Status != rec.Status || now.Attempt != rec.Attempt || now.token != rec.token || now.WorkerID != rec.WorkerID || !now.StartedAt.Equal(rec.StartedAt):
+		err = fmt.Errorf("%w: it is now %s at attempt %d by %s", ErrConflict, now.Status, now.Attempt, now.WorkerID)
 	case !now.PrunedAt.IsZero():
 		err = fmt.Errorf("%w: its history was pruned, it can never run again", ErrConflict)
 	case kind == "MARK_FAILED" && now.Status == Running:
@@ -116,15 +120,15 @@ func (a Action) validate() error {
 	return nil
 }
 
-// Prune removes attempts, items and checkpoints of runs that have ended and whose
-// business date is before a date, in batches that hold no long lock, and returns
+// Prune removes the attempts of runs that have ended and whose business date is
+// before a date, in batches that hold no long lock, and returns
 // how many runs that were. The row of a dated run stays for ever, marked: it keeps
 // the date from being run again, and an approval of it is refused. Rows of jobs
 // with Every go too. RUNNING, due or approved runs, those of other programs, and
 // people's actions are never touched. It needs the privilege to DELETE.
 func (r *Runner) Prune(ctx context.Context, before Date) (int64, error) {
 	if !before.IsValid() {
-		return 0, &InvalidError{"before", before.String(), "0001-01-01 to 9999-12-31"}
+		return 0, &InvalidError{"before", before.String(), "a calendar date from 0001-01-01 to 9999-12-31"}
 	}
 	var total int64
 	for after := ""; ; {
@@ -134,6 +138,9 @@ func (r *Runner) Prune(ctx context.Context, before Date) (int64, error) {
 			n, last, err = s.Prune(ctx, r.pool, after, before.String(), 500, time.Second)
 			return err
 		})
+		if store.Code(err) == "42501" {
+			err = fmt.Errorf("%w (it needs DELETE on batch_job_run and batch_job_attempt)", err)
+		}
 		if err != nil {
 			return total, fmt.Errorf("prune before %s: %w", before, err)
 		}

@@ -40,11 +40,12 @@ type AttentionOptions struct {
 	FailedSince   time.Time     // report attempts too that failed since then and were followed by another, by the database clock; zero: none
 }
 
-// Attention reports what needs a person now, oldest first within each kind: stale
-// runs; failed ones, with no attempt left or waiting for the next; approvals that
-// nobody executes; and for the given jobs (none given: those registered by
-// Schedule) the due dates without a run, from the job's first run on. It reads a
-// few index ranges, however long the history, and changes nothing.
+// Attention reports what needs a person now, oldest first within each kind. Of
+// every job in the schema: stale runs; failed ones, with no attempt left or
+// waiting for the next; approvals that nobody executes. Of the given jobs (none
+// given: those registered by Schedule): the due dates without a run, from the
+// job's first run on. It reads a few index ranges, however long the history, and
+// changes nothing.
 func (r *Runner) Attention(ctx context.Context, opts *AttentionOptions, jobs ...Job) ([]Problem, error) {
 	o := AttentionOptions{}
 	if opts != nil {
@@ -60,6 +61,11 @@ func (r *Runner) Attention(ctx context.Context, opts *AttentionOptions, jobs ...
 	}
 	if len(jobs) == 0 {
 		jobs = r.scheduled()
+	}
+	for _, job := range jobs {
+		if err := job.Validate(); err != nil {
+			return nil, err
+		}
 	}
 	var problems []Problem
 	add := func(kind ProblemKind, rec Record, since time.Time) {
@@ -89,9 +95,10 @@ func (r *Runner) Attention(ctx context.Context, opts *AttentionOptions, jobs ...
 	}
 	for _, w := range waiting {
 		switch rec := r.record(w.Row); {
-		case w.Overripe:
-			add(ProblemApproved, rec, rec.ApprovedAt)
-		case !rec.ApprovedAt.IsZero(): // somebody has just decided
+		case !rec.ApprovedAt.IsZero():
+			if w.Overripe { // else somebody has just decided
+				add(ProblemApproved, rec, rec.ApprovedAt)
+			}
 		case rec.NextAttemptAt.IsZero():
 			add(ProblemFailed, rec, rec.FinishedAt)
 		default:

@@ -233,10 +233,11 @@ func businessDate(t time.Time, zone *time.Location, dayStart time.Duration) Date
 // dueDates are the dates in [from, to] that a job is due on, in order: those that
 // the rule yields for a trigger date not after last and that the calendar accepts.
 // A rule may move a date by at most 400 days; where it has no date, there is no run.
+// (TestDueDates)
 func dueDates(rule DateRule, cal Calendar, from, to, last Date) (due []Date) {
 	first, end := from, to
 	if rule != nil {
-		first, end = from.AddDays(-400), to.AddDays(400)
+		first, end = from.AddDays(-furthest), to.AddDays(furthest)
 	}
 	seen := map[Date]bool{}
 	for t := first; t.Compare(end) <= 0 && t.Compare(last) <= 0; t = t.AddDays(1) {
@@ -258,6 +259,9 @@ func dueDates(rule DateRule, cal Calendar, from, to, last Date) (due []Date) {
 	slices.SortFunc(due, Date.Compare)
 	return due
 }
+
+// furthest is how many days a rule may move a date.
+const furthest = 400
 
 // slotStart returns the last instant not after t, in zone, at which the wall clock of zone shows a multiple of every,
 // which must be whole minutes that divide a day. Multiples that a clock change leaves out do not occur; those that it

@@ -2,6 +2,7 @@ package jobrun_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log"
 	"log/slog"
@@ -131,6 +132,114 @@ func ExampleRunner_Run_cron() {
 	c.Entry(id).WrappedJob.Run() // the other server
 	// Output:
 	// settling 2026-09-15
+}
+
+// The job is dated by the nominal time of each fire. RetryDue, on cron's own
+// goroutines, makes the attempts that are due or approved.
+func ExampleRunner_Schedule() {
+	ctx := context.Background() // in a service not the context that SIGTERM ends: Shutdown gives running jobs their time
+	pool, closePool := examplePool()
+	defer closePool()
+	zone, err := time.LoadLocation("Asia/Seoul")
+	if err != nil {
+		log.Fatal(err)
+	}
+	runner, err := jobrun.New(pool, zone, &jobrun.Options{
+		Logger: slog.New(slog.DiscardHandler),
+		Now:    func() time.Time { return time.Date(2026, time.September, 16, 1, 0, 0, 0, zone) }, // for the example's output
+	})
+	if err != nil {
+		log.Fatal(err)
+	}
+	if err := runner.Migrate(ctx); err != nil {
+		log.Fatal(err)
+	}
+	job := jobrun.Job{
+		Name:  "daily-settlement",
+		Date:  jobrun.PreviousDay,
+		Retry: jobrun.Retry{MaxAttempts: 2, Backoff: func(int) time.Duration { return 0 }}, // at once, for the example
+		Func: func(ctx context.Context, run *jobrun.Run) error {
+			fmt.Println("settling", run.Date(), "attempt", run.Attempt())
+			if run.Attempt() == 1 {
+				return fmt.Errorf("connection refused")
+			}
+			return nil
+		},
+	}
+	c := cron.New(cron.WithLocation(zone))
+	settlement, err := runner.Schedule(ctx, c, "0 1 * * *", job)
+	if err != nil {
+		log.Fatal(err)
+	}
+	retries, err := c.AddFunc("@every 1m", func() { _, _ = runner.RetryDue(ctx) })
+	if err != nil {
+		log.Fatal(err)
+	}
+	for _, id := range []cron.EntryID{settlement, retries, retries} { // in a service: c.Start()
+		c.Entry(id).WrappedJob.Run()
+	}
+	// Output:
+	// settling 2026-09-15 attempt 1
+	// settling 2026-09-15 attempt 2
+}
+
+// A person approves a re-run of a run that has no attempt left, on the same key.
+func ExampleRunner_ApproveRerun() {
+	ctx := context.Background()
+	pool, closePool := examplePool()
+	defer closePool()
+	zone, err := time.LoadLocation("Asia/Seoul")
+	if err != nil {
+		log.Fatal(err)
+	}
+	runner, err := jobrun.New(pool, zone, &jobrun.Options{Logger: slog.New(slog.DiscardHandler)})
+	if err != nil {
+		log.Fatal(err)
+	}
+	if err := runner.Migrate(ctx); err != nil {
+		log.Fatal(err)
+	}
+	loaded := false
+	job := jobrun.Job{
+		Name: "daily-settlement",
+		Func: func(context.Context, *jobrun.Run) error {
+			if !loaded {
+				return fmt.Errorf("no rates")
+			}
+			return nil
+		},
+	}
+	res, err := runner.RunDate(ctx, job, jobrun.MustParseDate("2026-09-15"))
+	fmt.Println(res.Decision, res.Record.Status, err)
+
+	loaded = true
+	approval := jobrun.Action{By: "operator", Reason: "rates loaded"}
+	if _, err := runner.ApproveRerun(ctx, res.Record, approval); err != nil {
+		log.Fatal(err)
+	}
+	_, err = runner.ApproveRerun(ctx, res.Record, approval)
+	fmt.Println("approved again, a conflict:", errors.Is(err, jobrun.ErrConflict))
+	if _, err := runner.RetryDue(ctx, job); err != nil {
+		log.Fatal(err)
+	}
+
+	history, err := runner.History(ctx, res.Record.Key)
+	if err != nil {
+		log.Fatal(err)
+	}
+	for _, h := range history {
+		if h.Action != nil {
+			fmt.Println(h.Kind, "by", h.Action.By, "because", h.Action.Reason)
+		} else {
+			fmt.Println("attempt", h.Attempt, h.Trigger, h.Outcome, h.Error)
+		}
+	}
+	// Output:
+	// RAN FAILED daily-settlement:2026-09-15 attempt 1: no rates
+	// approved again, a conflict: true
+	// attempt 1 MANUAL FAILED no rates
+	// APPROVE_RERUN by operator because rates loaded
+	// attempt 2 RERUN SUCCEEDED
 }
 
 // examplePool is a pool on a database of the example's own.

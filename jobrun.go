@@ -68,7 +68,7 @@ func (j Job) Validate() error {
 	}
 	switch {
 	case j.Func == nil:
-		return &InvalidError{"Job.Func", "nil", "a function"}
+		return &InvalidError{"Job.Func", nil, "a function"}
 	case j.Every != 0 && (j.Every < time.Minute || j.Every%time.Minute != 0 || j.Every >= 24*time.Hour || 24*time.Hour%j.Every != 0):
 		return &InvalidError{"Job.Every", j.Every, "whole minutes under 24h that divide 24h, or 0"}
 	case j.Every != 0 && j.Date != nil:
@@ -150,11 +150,11 @@ func New(pool *pgxpool.Pool, zone *time.Location, opts *Options) (*Runner, error
 	}
 	switch {
 	case pool == nil:
-		return nil, &InvalidError{"pool", "nil", "a pool"}
+		return nil, &InvalidError{"pool", nil, "a pool"}
 	case pool.Config().MaxConns < 2:
 		return nil, &InvalidError{"pool.MaxConns", pool.Config().MaxConns, "2 or more: one connection is kept free for heartbeats and results"}
 	case zone == nil:
-		return nil, &InvalidError{"zone", "nil", "the business time zone, such as time.LoadLocation(\"Asia/Seoul\")"}
+		return nil, &InvalidError{"zone", nil, "the business time zone, such as time.LoadLocation(\"Asia/Seoul\")"}
 	case zone == time.Local:
 		return nil, &InvalidError{"zone", "time.Local", "the business time zone by its name: the server's local zone depends on the host"}
 	case o.DayStart < 0 || o.DayStart >= 24*time.Hour:
@@ -183,6 +183,11 @@ func New(pool *pgxpool.Pool, zone *time.Location, opts *Options) (*Runner, error
 		closing: make(chan struct{}), idle: make(chan struct{}),
 	}
 	r.book = lease.NewBook(r.tables, r.reserve, o.Lease, o.Logger)
+	r.book.Settled = func(row store.Row) {
+		record := r.record(row)
+		r.log.Warn("a claim whose answer was lost is closed, nothing was executed", append(record.attrs(), "job", record.Job)...)
+		r.emit(context.Background(), Event{Record: record, Previous: Running})
+	}
 	var err error
 	if r.workerID, err = r.newWorkerID(o.WorkerID); err != nil {
 		return nil, err
@@ -249,7 +254,7 @@ func (r *Runner) slot(job Job, fired time.Time) (slot, error) {
 		start := slotStart(fired, r.zone, job.Every)
 		date := DateOf(start)
 		if !date.IsValid() {
-			return slot{}, &InvalidError{"date of the run", date.String(), "0001-01-01 to 9999-12-31"}
+			return slot{}, &InvalidError{"date of the run", date.String(), "a calendar date from 0001-01-01 to 9999-12-31"}
 		}
 		return slot{key: job.Name + ":" + slotLabel(start), date: date, fired: start, trigger: TriggerSchedule, notDue: !job.Calendar.has(date)}, nil
 	}
@@ -262,7 +267,7 @@ func (r *Runner) slot(job Job, fired time.Time) (slot, error) {
 		date = mapped
 	}
 	if !date.IsValid() {
-		return slot{}, &InvalidError{"date of the run", date.String(), "0001-01-01 to 9999-12-31"}
+		return slot{}, &InvalidError{"date of the run", date.String(), "a calendar date from 0001-01-01 to 9999-12-31"}
 	}
 	return slot{key: job.Key(date), date: date, fired: fired, trigger: TriggerSchedule, notDue: !job.Calendar.has(date)}, nil
 }
@@ -275,7 +280,7 @@ func (r *Runner) RunDate(ctx context.Context, job Job, date Date) (Result, error
 			return slot{}, &InvalidError{"Job.Every", job.Every, "0: a job that runs several times a day has no run per date"}
 		}
 		if !date.IsValid() {
-			return slot{}, &InvalidError{"date", date.String(), "0001-01-01 to 9999-12-31"}
+			return slot{}, &InvalidError{"date", date.String(), "a calendar date from 0001-01-01 to 9999-12-31"}
 		}
 		return slot{key: job.Key(date), date: date, fired: r.opts.Now(), trigger: TriggerManual}, nil
 	})
@@ -321,7 +326,7 @@ func (r *Runner) conclude(ctx context.Context, job Job, res Result, err error) {
 	switch failed := (*RunError)(nil); {
 	case err == nil && !res.Ran():
 		message = "run not started"
-		attrs = append(attrs, "decision", res.Decision)
+		attrs = append(attrs, "decision", res.Decision, "run_worker_id", res.Record.WorkerID)
 	case err != nil && res.Ran() && errors.As(err, &failed) && !res.Record.NextAttemptAt.IsZero():
 		level = slog.LevelWarn
 		attrs = append(attrs, "next_attempt_at", res.Record.NextAttemptAt)

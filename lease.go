@@ -130,9 +130,15 @@ func (r *Runner) claim(ctx context.Context, job Job, s slot) (res Result, err er
 		return r.giveBack(ctx, c, row, err)
 	}
 	defer r.book.Release(run.held)
+	started := false
+	defer func() {
+		if !started { // OnEvent ended this goroutine
+			_, _ = r.giveBack(ctx, c, row, errors.New("OnEvent did not return"))
+		}
+	}()
 	run.log.InfoContext(ctx, "run started", "started_at", res.Record.StartedAt)
 	r.emit(ctx, Event{Record: res.Record, Previous: Status(claimed.Previous)})
-	res.Decision = Ran
+	started, res.Decision = true, Ran
 	res.Record, err = r.execute(ctx, jobCtx, job, run)
 	return res, err
 }
@@ -176,23 +182,26 @@ func (r *Runner) execute(ctx, jobCtx context.Context, job Job, run *Run) (Record
 	lost := run.held.Returned()
 
 	o := store.Outcome{Status: string(Succeeded), Next: -1, Processed: run.held.Processed.Load(), Failed: run.held.Failed.Load()}
-	var skipped *skip
+	skipped := skipOf(err)
 	switch {
 	case err == nil:
-	case errors.As(err, &skipped):
+	case skipped != nil:
 		o.Status, o.Error = string(Skipped), store.CleanText(skipped.reason)
 		err = nil
 	default:
 		interrupted := ctx.Err() != nil || errors.Is(context.Cause(jobCtx), ErrShutdown)
 		o.Status, o.Next = string(Failed), r.nextAttempt(ctx, job, run, err, interrupted)
-		if cause := context.Cause(jobCtx); cause != nil && !errors.Is(err, cause) {
-			err = fmt.Errorf("%w (%w)", err, cause)
+		if cause := context.Cause(jobCtx); cause != nil {
+			err = withCause(err, cause)
 		}
 		o.Error = errorText(err)
 		err = &RunError{Key: run.Key(), Attempt: run.Attempt(), Err: err}
 	}
 	row, finishErr := r.book.Finish(ctx, run.held, o)
 	if finishErr != nil {
+		if now, e := r.Get(context.WithoutCancel(ctx), run.Key()); e == nil {
+			run.record = now
+		}
 		if err != nil {
 			return run.record, fmt.Errorf("%s: %w (the job itself: %w)", run.Key(), finishErr, err)
 		}
@@ -236,6 +245,41 @@ func call(ctx context.Context, f Func, run *Run) (err error) {
 func ask(err error) {
 	_ = errors.Is(err, ErrLeaseLost)
 	_ = errors.As(err, new(*skip))
+}
+
+// skipOf finds the skip that a job returned, plainly or wrapped; nil: none. One
+// that a panic carried, or that stands beside other errors, is none: something
+// went wrong.
+func skipOf(err error) *skip {
+	for {
+		switch e := err.(type) { //nolint:errorlint // walks the chain itself
+		case *skip:
+			return e
+		case *PanicError:
+			return nil
+		case interface{ Unwrap() error }:
+			err = e.Unwrap()
+		default:
+			return nil
+		}
+	}
+}
+
+// withCause adds why the job's context ended to its error, unless one says what
+// the other does. The cause is the caller's: its methods may panic.
+func withCause(err, cause error) error {
+	both := fmt.Errorf("%w (%s)", err, errorText(cause))
+	_ = caught(func() {
+		switch {
+		case errors.Is(err, cause):
+			both = err
+		case errors.Is(cause, err): // says more
+			both = cause
+		default:
+			both = fmt.Errorf("%w (%w)", err, cause)
+		}
+	})
+	return both
 }
 
 // contain calls fn and returns its panic as a *PanicError.

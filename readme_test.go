@@ -311,39 +311,64 @@ func TestReadmeSQL(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	role, roleURL := db.Role(t, "")
+	names := []string{"settlement_service", "settlement_operator", "settlement_reader"}
+	roles := map[string]string{}
+	pools := map[string]*pgxpool.Pool{}
+	var renamed []string
+	for _, name := range names {
+		role, url := db.Role(t, "")
+		roles[name], renamed = role, append(renamed, name, role)
+		pools[name] = db.PoolWith(t, func(c *pgxpool.Config) { c.ConnConfig = mustConfig(t, url).ConnConfig })
+	}
+	rename := strings.NewReplacer(renamed...)
+	grants := rename.Replace(blockWith(t, "sql", "GRANT USAGE").text)
 	for _, b := range blocks(t, "sql") {
 		if strings.Contains(b.text, "CREATE TABLE batch_job_run (") {
 			continue
 		}
-		sql := parameters.Replace(strings.ReplaceAll(b.text, "settlement_service", role))
+		sql := parameters.Replace(rename.Replace(b.text))
+		if strings.HasPrefix(sql, "SELECT") { // for people who look: the reader's privileges do
+			sql = grants + "SET LOCAL ROLE " + roles["settlement_reader"] + ";" + sql
+		}
 		tags := script(t, db.Pool, "BEGIN;"+sql+";ROLLBACK")
 		if len(tags) < 3 {
 			t.Errorf("%s: nothing was executed: %q", b, tags)
 		}
 	}
 
-	// What the README says of some of them.
-	script(t, db.Pool, strings.ReplaceAll(blockWith(t, "sql", "GRANT ").text, "settlement_service", role))
-	pool := db.PoolWith(t, func(c *pgxpool.Config) {
-		c.ConnConfig = mustConfig(t, roleURL).ConnConfig
-	})
-	service := newRunner(t, pool, jobrun.Options{})
-	if err := errors.Join(service.Migrate(t.Context()), service.Verify(t.Context())); err != nil {
-		t.Errorf("as the role of the GRANTs: %v", err)
+	// What the README says of the roles. TestRolesCanDoWhatTheyAreGranted tries each
+	// grant; it must be those that are shown.
+	if shown := blockWith(t, "sql", "GRANT USAGE").text; strings.TrimSpace(shown) != strings.TrimSpace(recipe) {
+		t.Errorf("README.md shows\n%s\nand tried is\n%s", shown, recipe)
 	}
-	fails := jobrun.Job{Name: "fails", Retry: jobrun.Retry{MaxAttempts: 2, Backoff: func(int) time.Duration { return 0 }},
-		Func: func(context.Context, *jobrun.Run) error { return errors.New("no") }}
-	for attempt := range 2 {
-		if res, err := service.RunDate(t.Context(), fails, date); !res.Ran() || res.Record.Status != jobrun.Failed {
-			t.Errorf("as the role of the GRANTs, attempt %d: %+v, %v", attempt+1, res, err)
-		}
+	script(t, db.Pool, grants)
+	service := newRunner(t, pools["settlement_service"], jobrun.Options{})
+	fails := jobrun.Job{Name: "fails", Func: func(context.Context, *jobrun.Run) error { return errors.New("no") }}
+	res, err := service.RunDate(t.Context(), fails, date)
+	if !res.Ran() || res.Record.Status != jobrun.Failed {
+		t.Errorf("as the service: %+v, %v", res, err)
 	}
-	_, listErr := service.List(t.Context(), jobrun.Filter{})
-	_, staleErr := service.Stale(t.Context())
-	_, historyErr := service.History(t.Context(), "fails:2026-09-15")
-	if err := errors.Join(listErr, staleErr, historyErr); err != nil {
-		t.Errorf("as the role of the GRANTs: %v", err)
+	_, err = service.ApproveRerun(t.Context(), res.Record, jobrun.Action{By: "service", Reason: "try"})
+	if err == nil || !strings.Contains(err.Error(), "permission denied") {
+		t.Errorf("as the service: ApproveRerun: %v", err)
+	}
+	acting := newRunner(t, pools["settlement_operator"], jobrun.Options{})
+	if _, err := acting.ApproveRerun(t.Context(), res.Record, jobrun.Action{By: "operator", Reason: "try"}); err != nil {
+		t.Errorf("as the operator: ApproveRerun: %v", err)
+	}
+	if res, err = service.RunDate(t.Context(), fails, date); res.Record.Trigger != jobrun.TriggerRerun {
+		t.Errorf("as the service: the re-run: %+v, %v", res, err)
+	}
+	if err := acting.Verify(t.Context()); err == nil || !strings.Contains(err.Error(), "missing privilege on batch_job_migration: SELECT") {
+		t.Errorf("as the operator: Verify: %v", err)
+	}
+	before := date.AddDays(1)
+	if n, err := acting.Prune(t.Context(), before); err == nil {
+		t.Errorf("as the operator, without DELETE: pruned %d", n)
+	}
+	script(t, db.Pool, rename.Replace(blockWith(t, "sql", "GRANT DELETE").text))
+	if n, err := acting.Prune(t.Context(), before); err != nil || n != 1 {
+		t.Errorf("as the operator: pruned %d, %v", n, err)
 	}
 }
 
@@ -379,32 +404,32 @@ func TestReadmeNeighbour(t *testing.T) {
 	f.succeeds(t, 1)
 }
 
-// TestReadmeEndsAndRunsAgain: an attempt that is dead is ended by hand, and its
-// run executed again.
-func TestReadmeEndsAndRunsAgain(t *testing.T) {
+// TestReadmeConflicts: what the operator's page says of ErrConflict and ErrAlive.
+func TestReadmeConflicts(t *testing.T) {
 	t.Parallel()
 	db := pgtest.New(t)
 	r := newRunner(t, db.Pool, jobrun.Options{})
-	exec(t, db.Pool, `INSERT INTO batch_job_run (job_key, status, worker_id, token) VALUES ('daily-settlement:2026-09-15', 'RUNNING', 'node-1-5f0c2a9b', gen_random_uuid())`)
-	exec(t, db.Pool, `INSERT INTO batch_job_attempt (job_key, attempt, token, worker_id, trigger, started_at, heartbeat_at, lease, stale_after)
-		SELECT job_key, attempt, token, worker_id, 'SCHEDULE', started_at, started_at, '2 min', '20 min' FROM batch_job_run`)
-	ended := blockWith(t, "sql", "error_message = 'pod evicted").text
-	again := blockWith(t, "sql", "SET next_attempt_at = now()").text
-	for i, step := range []struct{ sql, tag string }{{ended, "UPDATE 1"}, {ended, "UPDATE 0"}, {again, "UPDATE 1"}} {
-		if tags := script(t, db.Pool, step.sql); !slices.Equal(tags, []string{step.tag}) {
-			t.Errorf("step %d: %q, want %s", i, tags, step.tag)
-		}
+	by := jobrun.Action{By: "operator", Reason: "try"}
+	f := launch(t, t.Context(), r, jobrun.Job{Name: "daily-settlement"})
+	seen := recordOf(t, r, "daily-settlement:2026-09-15")
+	if now, err := r.MarkFailed(t.Context(), seen, by); !errors.Is(err, jobrun.ErrAlive) || now.Status != jobrun.Running {
+		t.Errorf("it sends heartbeats: %+v, %v", now, err)
 	}
-	res, err := r.RunDate(t.Context(), jobrun.Job{Name: "daily-settlement", Func: noop}, date)
-	if err != nil || !res.Ran() || res.Record.Attempt != 2 || res.Record.Trigger != jobrun.TriggerRetry {
-		t.Fatalf("run again: %+v, %v", res, err)
+	f.succeeds(t, 1)
+	if now, err := r.MarkFailed(t.Context(), seen, by); !errors.Is(err, jobrun.ErrConflict) || now.Status != jobrun.Succeeded {
+		t.Errorf("it has ended by itself: %+v, %v", now, err)
 	}
-	if tags := script(t, db.Pool, again); !slices.Equal(tags, []string{"UPDATE 0"}) {
-		t.Errorf("a run that succeeded: %q", tags)
+	by.Force = true
+	var copied jobrun.Record
+	text, err := json.Marshal(recordOf(t, r, seen.Key))
+	if err := errors.Join(err, json.Unmarshal(text, &copied)); err != nil {
+		t.Fatal(err)
 	}
-	history, err := r.History(t.Context(), "daily-settlement:2026-09-15")
-	if err != nil || len(history) != 2 || !strings.HasPrefix(history[0].Error, "changed outside jobrun: pod evicted") || history[1].Outcome != jobrun.Succeeded {
-		t.Errorf("history: %+v, %v", history, err)
+	if _, err := r.ApproveRerun(t.Context(), copied, by); !errors.Is(err, jobrun.ErrConflict) {
+		t.Errorf("after a way through JSON: %v", err)
+	}
+	if _, err := r.ApproveRerun(t.Context(), recordOf(t, r, seen.Key), by); err != nil {
+		t.Error(err)
 	}
 }
 
@@ -440,16 +465,115 @@ func TestReadmeNamesEveryField(t *testing.T) {
 	}
 }
 
-func TestReadmeNamesEveryDecision(t *testing.T) {
-	var want []string
-	for _, d := range []jobrun.Decision{
-		jobrun.Ran, jobrun.AlreadyRunning, jobrun.AlreadySucceeded, jobrun.AlreadySkipped, jobrun.AlreadyFailed,
-		jobrun.RetryLater, jobrun.NotDue, jobrun.UnknownStatus,
-	} {
-		want = append(want, string(d))
+// constants returns the values of the constants of a type, in the order of the source.
+func constants(t testing.TB, file, typ string) (values []string) {
+	t.Helper()
+	parsed, err := parser.ParseFile(token.NewFileSet(), file, nil, parser.SkipObjectResolution)
+	if err != nil {
+		t.Fatal(err)
 	}
-	if got := cells(t, "| decision |"); !slices.Equal(got, want) {
-		t.Errorf("got %q, want %q", got, want)
+	ast.Inspect(parsed, func(node ast.Node) bool {
+		if spec, ok := node.(*ast.ValueSpec); ok {
+			if name, ok := spec.Type.(*ast.Ident); ok && name.Name == typ {
+				for _, v := range spec.Values {
+					if literal, ok := v.(*ast.BasicLit); ok {
+						values = append(values, strings.Trim(literal.Value, `"`))
+					}
+				}
+			}
+		}
+		return true
+	})
+	if len(values) == 0 {
+		t.Fatalf("%s has no constants of type %s", file, typ)
+	}
+	return values
+}
+
+func TestReadmeNamesEveryConstant(t *testing.T) {
+	for _, c := range []struct{ heading, file, typ string }{
+		{"| decision |", "status.go", "Decision"},
+		{"| kind |", "attention.go", "ProblemKind"},
+	} {
+		want := constants(t, c.file, c.typ)
+		got := cells(t, c.heading)
+		slices.Sort(got)
+		slices.Sort(want)
+		if !slices.Equal(got, want) {
+			t.Errorf("table %s has %q, the code %q", c.heading, got, want)
+		}
+	}
+	shown := readFile(t, "README.md")
+	for _, trigger := range constants(t, "status.go", "Trigger") {
+		if !regexp.MustCompile(`trigger is .*\b` + trigger + `\b`).MatchString(shown) {
+			t.Errorf("the table of attributes has no trigger %s", trigger)
+		}
+	}
+	for _, status := range constants(t, "status.go", "Status") {
+		if !regexp.MustCompile(`(?m)^\| ` + status + `\b`).MatchString(shown) {
+			t.Errorf("the table of states has no %s", status)
+		}
+	}
+}
+
+// TestReadmeNamesAllEvidence: what Stale adds to a record.
+func TestReadmeNamesAllEvidence(t *testing.T) {
+	named := cells(t, "| evidence |")
+	for i := range reflect.TypeFor[jobrun.StaleRun]().NumField() {
+		if f := reflect.TypeFor[jobrun.StaleRun]().Field(i); !f.Anonymous && !slices.Contains(named, f.Name) {
+			t.Errorf("the table has no %s", f.Name)
+		}
+	}
+	for _, name := range named {
+		if _, ok := reflect.TypeFor[jobrun.StaleRun]().FieldByName(name); !ok {
+			t.Errorf("there is no %s", name)
+		}
+	}
+}
+
+// TestReadmeNamesEveryLogMessage reads the messages from the source, because some
+// of them take a fault to be written.
+func TestReadmeNamesEveryLogMessage(t *testing.T) {
+	var files []string
+	for _, pattern := range []string{"*.go", "internal/lease/*.go", "internal/schema/*.go"} {
+		found, err := filepath.Glob(pattern)
+		if err != nil {
+			t.Fatal(err)
+		}
+		files = append(files, found...)
+	}
+	call := regexp.MustCompile(`[lL]og\.(Info|Warn|Error)(?:Context)?\((?:ctx, )?"([^"]+)"`)
+	shown, n := readFile(t, "README.md"), 0
+	for _, file := range files {
+		if strings.HasSuffix(file, "_test.go") {
+			continue
+		}
+		for _, m := range call.FindAllStringSubmatch(readFile(t, file), -1) {
+			n++
+			if !regexp.MustCompile(`(?m)^\| ` + strings.ToUpper(m[1]) + ` \|.*` + regexp.QuoteMeta("`"+m[2]+"`")).MatchString(shown) {
+				t.Errorf("README.md has no %s line %q of %s", m[1], m[2], file)
+			}
+		}
+	}
+	if n < 10 {
+		t.Errorf("found only %d messages", n)
+	}
+}
+
+// TestReadmeNamesEveryExample: each directory of examples.
+func TestReadmeNamesEveryExample(t *testing.T) {
+	entries, err := os.ReadDir("examples")
+	if err != nil {
+		t.Fatal(err)
+	}
+	want := []string{}
+	for _, e := range entries {
+		want = append(want, "examples/"+e.Name())
+	}
+	got := cells(t, "| example |")
+	slices.Sort(got)
+	if !slices.Equal(got, want) {
+		t.Errorf("README.md lists %q, there are %q", got, want)
 	}
 }
 
@@ -474,6 +598,20 @@ func TestReadmeNamesEveryLogAttribute(t *testing.T) {
 		}
 	}
 	if _, err := r.Run(t.Context(), jobrun.Job{Name: "no function"}); err == nil {
+		t.Error("no error")
+	}
+	bad, err := r.Get(t.Context(), "bad:2026-09-15")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := r.ApproveRerun(t.Context(), bad, jobrun.Action{By: "operator", Reason: "ledger mended"}); err != nil {
+		t.Error(err)
+	}
+	elsewhere := cron.New(cron.WithLocation(time.UTC))
+	if _, err := r.Schedule(t.Context(), elsewhere, "0 1 * * *", jobrun.Job{Name: "good", Func: noop}); err != nil {
+		t.Error(err)
+	}
+	if _, err := r.Schedule(t.Context(), elsewhere, "at noon", jobrun.Job{Name: "good", Func: noop}); err == nil {
 		t.Error("no error")
 	}
 	attributes, lines := map[string]bool{}, map[string]bool{}

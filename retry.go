@@ -82,11 +82,14 @@ func RetryAfter(err error, d time.Duration) error {
 // have been logged. One slow run makes the whole call slow, so call it on a
 // goroutine of its own, such as cron's @every 1m.
 func (r *Runner) RetryDue(ctx context.Context, jobs ...Job) ([]Result, error) {
+	if r.stopped() {
+		return nil, r.report(ctx, Job{}, fmt.Errorf("due runs: %w", ErrShutdown))
+	}
 	if len(jobs) == 0 {
 		jobs = r.scheduled()
 	}
 	if len(jobs) == 0 {
-		return nil, r.report(ctx, Job{}, &InvalidError{"jobs", "none", "at least one job, given here or registered by Schedule"})
+		return nil, r.report(ctx, Job{}, &InvalidError{"jobs", 0, "at least one job, given here or registered by Schedule"})
 	}
 	names := make([]string, len(jobs))
 	for i, job := range jobs {

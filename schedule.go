@@ -2,7 +2,9 @@ package jobrun
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"log/slog"
 	"slices"
 	"time"
 
@@ -37,7 +39,7 @@ func (r *Runner) Schedule(ctx context.Context, c *cron.Cron, spec string, job Jo
 		}
 	}()
 	if c == nil {
-		return 0, &InvalidError{"cron", "nil", "a *cron.Cron"}
+		return 0, &InvalidError{"cron", nil, "a *cron.Cron"}
 	}
 	if err := job.Validate(); err != nil {
 		return 0, err
@@ -104,8 +106,8 @@ func (r *Runner) Missed(ctx context.Context, job Job, from, to Date) ([]Date, er
 	return missed, nil
 }
 
-// CatchUp runs missed dates in [from, to], oldest first, at most limit of them,
-// with trigger TriggerCatchUp. It stops at the first date that is not SUCCEEDED
+// CatchUp runs missed dates in [from, to], oldest first, at most limit of them (0:
+// none), with trigger TriggerCatchUp. It stops at the first date that is not SUCCEEDED
 // or SKIPPED, whoever ran it and whenever it failed, so that several instances
 // that catch up at once keep the order; a date that is due again is left to
 // RetryDue. It returns what it did, and the error of the run that stopped it.
@@ -140,7 +142,11 @@ func (r *Runner) CatchUp(ctx context.Context, job Job, from, to Date, limit int)
 
 // report logs an error of a call that never came to a run.
 func (r *Runner) report(ctx context.Context, job Job, err error) error {
-	r.log.ErrorContext(ctx, "run not started", "job", job.Name, "err", errorText(err))
+	level := slog.LevelError
+	if errors.Is(err, ErrShutdown) {
+		level = slog.LevelInfo
+	}
+	r.log.Log(ctx, level, "run not started", "job", job.Name, "err", errorText(err))
 	return err
 }
 
@@ -200,15 +206,19 @@ func (r *Runner) overlooked(ctx context.Context, job Job, dueBy time.Duration) (
 	if job.Every != 0 {
 		return nil, nil
 	}
-	var key string
-	found := false
-	err := r.read(ctx, func(ctx context.Context, s *store.Store) (err error) {
-		key, found, err = s.First(ctx, r.pool, job.Name+":0", job.Name+"::")
-		return err
-	})
-	_, first, _, parsed := parseKey(key)
-	if err != nil || !found || !parsed {
-		return nil, err
+	var first Date
+	for from, parsed := job.Name+":0", false; !parsed; {
+		var key string
+		found := false
+		err := r.read(ctx, func(ctx context.Context, s *store.Store) (err error) {
+			key, found, err = s.First(ctx, r.pool, from, job.Name+"::")
+			return err
+		})
+		if err != nil || !found {
+			return nil, err
+		}
+		_, first, _, parsed = parseKey(key)
+		from = key + "\x01" // looks like a date, such as the 30th of February: look behind it
 	}
 	today := r.Today()
 	last := today.AddDays(-1)
@@ -220,12 +230,16 @@ func (r *Runner) overlooked(ctx context.Context, job Job, dueBy time.Duration) (
 			last = today
 		}
 	}
-	if early := today.AddDays(-3600); first.Compare(early) < 0 {
+	to := last
+	if job.Date != nil {
+		to = last.AddDays(furthest) // of a trigger until then
+	}
+	if early := to.AddDays(1 - longest); first.Compare(early) < 0 {
 		first = early
 	}
-	if first.Compare(last) > 0 {
+	if first.Compare(to) > 0 {
 		return nil, nil
 	}
-	_, missed, err := r.ledger(ctx, job, first, last, last)
+	_, missed, err := r.ledger(ctx, job, first, to, last)
 	return missed, err
 }

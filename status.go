@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"reflect"
 	"time"
 
 	"github.com/seed-ccb5b62c/jobrun/internal/lease"
@@ -25,7 +26,7 @@ const (
 // Decision is what a call did, and why.
 type Decision string
 
-// The decisions of Run, RunTrigger and RunDate.
+// The decisions of calls that run jobs.
 const (
 	Ran              Decision = "RAN"               // this call executed an attempt
 	AlreadyRunning   Decision = "ALREADY_RUNNING"   // an attempt is RUNNING, here or elsewhere
@@ -53,7 +54,8 @@ const (
 // Record is a run with its latest attempt as it was at one moment. Times are
 // those of the database clock, in the business zone; absent ones are zero. A run
 // that another program made has no Trigger, HeartbeatAt or item counts, and if
-// its key does not parse, no Job and Date.
+// its key does not parse, no Job and Date. People's actions need the Record as a
+// method returned it: one that went through JSON says too little.
 type Record struct {
 	Key            string    `json:"key"`
 	Job            string    `json:"job,omitempty"`
@@ -114,7 +116,7 @@ var (
 	// ErrNotFound: there is no run of this key.
 	ErrNotFound = errors.New("jobrun: no such run")
 	// ErrConflict: the run is not, or no longer, in a state that allows the action.
-	ErrConflict = errors.New("jobrun: the run has changed")
+	ErrConflict = errors.New("jobrun: the run is not in the state that this needs")
 	// ErrAlive: the attempt sends heartbeats.
 	ErrAlive = errors.New("jobrun: the attempt is alive")
 	// ErrShutdown: the Runner starts nothing more. It is also the cause of the
@@ -157,7 +159,18 @@ type PanicError struct {
 	Stack []byte
 }
 
-func (e *PanicError) Error() string { return fmt.Sprintf("panic: %v\n\n%s", e.Value, e.Stack) }
+func (e *PanicError) Error() string {
+	value := fmt.Sprintf("%T", e.Value) // printing any value could recurse without end
+	switch kind := reflect.ValueOf(e.Value).Kind(); v := e.Value.(type) {
+	case error:
+		value = errorText(v)
+	default:
+		if kind <= reflect.Complex128 || kind == reflect.String {
+			value = fmt.Sprint(v)
+		}
+	}
+	return fmt.Sprintf("panic: %s\n\n%s", value, e.Stack)
+}
 
 // Unwrap returns the value of the panic if it was an error.
 func (e *PanicError) Unwrap() error {

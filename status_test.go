@@ -596,7 +596,7 @@ func TestLogLinesOfARun(t *testing.T) {
 	if _, err := r.RunTrigger(t.Context(), job, fired); err != nil {
 		t.Fatal(err)
 	}
-	expect("the loser", logs.take(), slog.LevelInfo, "run not started", with(append(ended, "decision", "ALREADY_SUCCEEDED")...))
+	expect("the loser", logs.take(), slog.LevelInfo, "run not started", with(append(ended, "decision", "ALREADY_SUCCEEDED", "run_worker_id", rec.WorkerID)...))
 }
 
 func TestEveryReturnedErrorIsLoggedOnce(t *testing.T) {

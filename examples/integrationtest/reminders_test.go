@@ -137,7 +137,7 @@ func TestRejectedMailWaitsForAPerson(t *testing.T) {
 	}
 
 	mailer.repair()
-	if _, err := runner.ApproveRerun(t.Context(), res.Record, jobrun.Action{By: "kim", Reason: "address corrected"}); err != nil {
+	if _, err := runner.ApproveRerun(t.Context(), res.Record, jobrun.Action{By: "operator", Reason: "address corrected"}); err != nil {
 		t.Fatal(err)
 	}
 	if res, err := runner.RunDate(t.Context(), job, date); err != nil || res.Record.Status != jobrun.Succeeded {

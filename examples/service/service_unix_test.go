@@ -135,7 +135,7 @@ func testAlerts(t *testing.T, bin string) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := runner.ApproveRerun(t.Context(), rec, jobrun.Action{By: "kim", Reason: "paper is back"}); err != nil {
+	if _, err := runner.ApproveRerun(t.Context(), rec, jobrun.Action{By: "operator", Reason: "paper is back"}); err != nil {
 		t.Fatal(err)
 	}
 	fail("report-4")

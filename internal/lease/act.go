@@ -16,7 +16,7 @@ func (b *Book) Act(ctx context.Context, a store.Action, do func(context.Context,
 	ctx, cancel := context.WithTimeout(ctx, ResultLimit)
 	defer cancel()
 	again := false
-	_, err = b.repeat(ctx, func(ctx context.Context, s *store.Store, conn *pgx.Conn, lock time.Duration) error {
+	_, err = b.repeat(ctx, borrow, func(ctx context.Context, s *store.Store, conn *pgx.Conn, lock time.Duration) error {
 		a.Lock = lock
 		if again {
 			acted, err := s.Acted(ctx, conn, a.Token)

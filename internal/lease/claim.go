@@ -40,6 +40,7 @@ type Book struct {
 	Reserve *reserve.Reserve
 	Lease   time.Duration
 	Log     *slog.Logger
+	Settled func(store.Row) // after a claim whose answer was lost was closed; may be nil
 
 	keeper keeper
 
@@ -113,7 +114,7 @@ func (b *Book) Claim(ctx context.Context, c store.Claim) (Claimed, error) {
 // finding the row under another token is certain, finding no row is not.
 func (b *Book) establish(ctx context.Context, c store.Claim) (got Claimed, undecided bool, err error) {
 	got.Sent = time.Now()
-	undecided, err = b.repeat(ctx, func(ctx context.Context, s *store.Store, conn *pgx.Conn, lock time.Duration) error {
+	undecided, err = b.repeat(ctx, borrow, func(ctx context.Context, s *store.Store, conn *pgx.Conn, lock time.Duration) error {
 		var row store.Row
 		var found bool
 		var err error
@@ -138,7 +139,7 @@ func (b *Book) establish(ctx context.Context, c store.Claim) (got Claimed, undec
 func (b *Book) Record(ctx context.Context, c store.Claim, reason string) (row store.Row, err error) {
 	ctx, cancel := b.claiming(ctx)
 	defer cancel()
-	_, err = b.repeat(ctx, func(ctx context.Context, s *store.Store, conn *pgx.Conn, lock time.Duration) error {
+	_, err = b.repeat(ctx, borrow, func(ctx context.Context, s *store.Store, conn *pgx.Conn, lock time.Duration) error {
 		found := false
 		if row, found, err = s.Skip(ctx, conn, c, reason, lock); err == nil && !found {
 			err = errUnseen
@@ -165,8 +166,12 @@ func (b *Book) NeverStarted(ctx context.Context, c store.Claim, row store.Row, w
 // its token, there is nothing to do. It returns the run as it is then.
 func (b *Book) abandon(ctx context.Context, row store.Row, why string) (after store.Row, err error) {
 	after = row
-	_, err = b.repeat(ctx, func(ctx context.Context, s *store.Store, conn *pgx.Conn, lock time.Duration) error {
-		now, found, err := s.Abandon(ctx, conn, row, "never started: "+why, lock)
+	_, err = b.repeat(ctx, own, func(ctx context.Context, s *store.Store, conn *pgx.Conn, lock time.Duration) error {
+		why := "never started: " + why
+		now, found, err := s.Abandon(ctx, conn, row, why, lock)
+		if store.Unencodable(err) {
+			now, found, err = s.Abandon(ctx, conn, row, store.ASCII(why), lock)
+		}
 		if err == nil && !found {
 			now, found, err = s.Get(ctx, conn, row.Key)
 		}
@@ -197,10 +202,13 @@ func (b *Book) settle(c store.Claim) {
 			ctx, cancel := context.WithTimeout(ctx, limit)
 			got, _, err := b.establish(ctx, c)
 			if err == nil && got.Token == c.Token {
-				_, err = b.abandon(ctx, got.Row, "the answer to the claim was lost")
+				got.Row, err = b.abandon(ctx, got.Row, "the answer to the claim was lost")
 			}
 			cancel()
 			if err == nil {
+				if got.Token == c.Token && b.Settled != nil {
+					b.Settled(got.Row)
+				}
 				return
 			}
 			if last {
@@ -219,8 +227,12 @@ func (b *Book) Finish(ctx context.Context, h *Held, o store.Outcome) (after stor
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), ResultLimit)
 	defer cancel()
 	row := h.Row
-	_, err = b.repeat(ctx, func(ctx context.Context, s *store.Store, conn *pgx.Conn, lock time.Duration) error {
+	_, err = b.repeat(ctx, own, func(ctx context.Context, s *store.Store, conn *pgx.Conn, lock time.Duration) error {
 		next, written, err := s.Finish(ctx, conn, row, o, lock)
+		if store.Unencodable(err) { // better an escaped text than no outcome
+			o.Error = store.ASCII(o.Error)
+			next, written, err = s.Finish(ctx, conn, row, o, lock)
+		}
 		if err != nil {
 			return err
 		}
@@ -229,13 +241,14 @@ func (b *Book) Finish(ctx context.Context, h *Held, o store.Outcome) (after stor
 			after = next
 			return nil
 		}
-		standing, err := s.Standing(ctx, conn, row.Key, row.Attempt, row.Token)
+		standing, err := s.Standing(ctx, conn, row)
 		switch {
 		case err != nil:
 			return err
 		case standing.Holds:
 			return errUnseen // changed between the two statements: look again
-		case standing.EndedBy == "WORKER" && standing.Outcome == o.Status: // by an earlier try
+		case standing.EndedBy == "WORKER" && standing.Outcome == o.Status,
+			standing.Gone && standing.Ours && standing.Status == o.Status: // by an earlier try
 			after = row
 			after.Status, after.Error, after.Processed, after.Failed = o.Status, o.Error, o.Processed, o.Failed
 			after.FinishedAt, after.NextAttemptAt = standing.FinishedAt, standing.Next
@@ -262,26 +275,41 @@ func superseded(s store.Standing) string {
 	return fmt.Sprintf("the run is %s, changed by another program or attempt", s.Status)
 }
 
+// What a statement is to the connection that is kept back.
+const (
+	own    = false // for heartbeats and results: theirs
+	borrow = true  // for claims and actions: only while nobody needs it, and briefly
+)
+
 // repeat calls fn with a connection, bounded by StatementLimit each time, until
 // it succeeds, its error will not pass, or ctx ends. A statement that is under
 // way is not cut off by a cancellation of ctx, only by its deadline. Undecided
 // reports that the last word on what was committed is missing.
-func (b *Book) repeat(ctx context.Context, fn func(context.Context, *store.Store, *pgx.Conn, time.Duration) error) (undecided bool, err error) {
+func (b *Book) repeat(ctx context.Context, borrowed bool, fn func(context.Context, *store.Store, *pgx.Conn, time.Duration) error) (undecided bool, err error) {
 	for try := 0; ; try++ {
 		deadline := time.Now().Add(StatementLimit)
 		if d, ok := ctx.Deadline(); ok && d.Before(deadline) {
 			deadline = d
 		}
 		limited, cancel := context.WithDeadline(context.WithoutCancel(ctx), deadline)
-		err = b.Reserve.Do(limited, func(conn *pgx.Conn) error {
+		use := func(conn *pgx.Conn, kept bool) error {
 			s, err := b.Tables.Open(limited, conn)
 			if err != nil {
 				return err
 			}
-			err = fn(limited, s, conn, lockLimit(time.Until(deadline)))
+			left := time.Until(deadline)
+			if kept && borrowed { // a heartbeat may be waiting for it
+				left = min(left, b.Lease/8)
+			}
+			err = fn(limited, s, conn, lockLimit(left))
 			undecided = undecided || !errors.Is(err, errUnseen) && store.Undecided(err)
 			return err
-		})
+		}
+		if borrowed {
+			err = b.Reserve.Borrow(limited, use)
+		} else {
+			err = b.Reserve.Do(limited, func(conn *pgx.Conn) error { return use(conn, true) })
+		}
 		cancel()
 		if err == nil {
 			return false, nil

@@ -141,7 +141,7 @@ func (b *Book) beat() bool {
 	held := b.held()
 	pulses := make([]store.Pulse, len(held))
 	for i, h := range held {
-		pulses[i] = store.Pulse{Key: h.Row.Key, Token: h.Row.Token, Attempt: h.Row.Attempt, Processed: h.Processed.Load(), Failed: h.Failed.Load()}
+		pulses[i] = store.Pulse{Row: h.Row, Processed: h.Processed.Load(), Failed: h.Failed.Load()}
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), min(StatementLimit, b.Lease/4))
 	defer cancel()
@@ -164,7 +164,7 @@ func (b *Book) beat() bool {
 		}
 		for _, p := range pulses {
 			if err == nil && !reached[p.Token] {
-				standings[p.Token], err = s.Standing(ctx, conn, p.Key, p.Attempt, p.Token)
+				standings[p.Token], err = s.Standing(ctx, conn, p.Row)
 			}
 		}
 		return err

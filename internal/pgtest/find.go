@@ -37,7 +37,7 @@ func findPrograms(acc account) (string, error) {
 			return "", err
 		}
 		if err := tryPrograms(dir, acc); err != nil {
-			return "", fmt.Errorf("JOBRUN_TEST_PG_BINDIR: %s: %w", dir, err)
+			return "", fmt.Errorf("JOBRUN_TEST_PG_BINDIR is %s: %w; set it to the directory that holds initdb and postgres, or unset it to search the usual places", dir, err)
 		}
 		return dir, nil
 	}

@@ -26,7 +26,8 @@ type Reserve struct {
 	users atomic.Int64
 	ready atomic.Bool   // conn is set
 	turn  chan struct{} // holds one token; whoever has taken it owns conn
-	conn  *pgxpool.Conn
+	conn  *pgx.Conn
+	free  func() // gives conn back
 }
 
 // New returns a Reserve that holds nothing yet.
@@ -72,14 +73,7 @@ func (r *Reserve) Do(ctx context.Context, fn func(*pgx.Conn) error) error {
 		return r.doKept(ctx, fn)
 	default:
 	}
-	short, cancel := context.WithTimeout(ctx, patience)
-	conn, err := r.pool.Acquire(short)
-	cancel()
-	if err == nil {
-		defer conn.Release()
-		return use(ctx, conn.Conn(), fn)
-	}
-	if ctx.Err() == nil && short.Err() == nil { // not exhausted: the database cannot be reached
+	if tried, err := r.doPool(ctx, fn); tried {
 		return err
 	}
 	select {
@@ -90,6 +84,38 @@ func (r *Reserve) Do(ctx context.Context, fn func(*pgx.Conn) error) error {
 	}
 }
 
+// Borrow is Do for what must not delay heartbeats and results: it takes the kept
+// connection, and tells fn so, only at a moment when nobody has it or waits for
+// it.
+func (r *Reserve) Borrow(ctx context.Context, fn func(conn *pgx.Conn, kept bool) error) error {
+	for {
+		select {
+		case <-r.turn:
+			return r.doKept(ctx, func(conn *pgx.Conn) error { return fn(conn, true) })
+		default:
+		}
+		if tried, err := r.doPool(ctx, func(conn *pgx.Conn) error { return fn(conn, false) }); tried {
+			return err
+		}
+		if ctx.Err() != nil {
+			return r.exhausted(ctx.Err())
+		}
+	}
+}
+
+// doPool calls fn with a connection of the pool, if one can be had soon.
+func (r *Reserve) doPool(ctx context.Context, fn func(*pgx.Conn) error) (tried bool, err error) {
+	short, cancel := context.WithTimeout(ctx, patience)
+	conn, err := r.pool.Acquire(short)
+	cancel()
+	if err == nil {
+		defer conn.Release()
+		return true, use(ctx, conn.Conn(), fn)
+	}
+	// Not exhausted: the database cannot be reached.
+	return ctx.Err() == nil && short.Err() == nil, err
+}
+
 // doKept calls fn with the kept connection; the caller has taken the turn.
 func (r *Reserve) doKept(ctx context.Context, fn func(*pgx.Conn) error) error {
 	defer r.pass()
@@ -97,7 +123,7 @@ func (r *Reserve) doKept(ctx context.Context, fn func(*pgx.Conn) error) error {
 	if err != nil {
 		return err
 	}
-	return use(ctx, conn.Conn(), fn)
+	return use(ctx, conn, fn)
 }
 
 // use calls fn and closes a connection whose session turned out to be read-only:
@@ -113,26 +139,66 @@ func use(ctx context.Context, conn *pgx.Conn, fn func(*pgx.Conn) error) error {
 }
 
 // kept returns the kept connection, or a new one if it is missing or broken. The
-// caller has taken the turn.
-func (r *Reserve) kept(ctx context.Context) (*pgxpool.Conn, error) {
-	if r.conn != nil && !r.conn.Conn().IsClosed() {
+// caller has taken the turn. If jobs have used up the pool meanwhile, the new one
+// is made beside it: the place of the broken one went to whoever waited first.
+func (r *Reserve) kept(ctx context.Context) (*pgx.Conn, error) {
+	if r.conn != nil && !r.conn.IsClosed() {
 		return r.conn, nil
 	}
-	if r.conn != nil {
-		r.conn.Release() // the pool destroys a closed connection
-		r.conn = nil
-		r.ready.Store(false)
+	replace := r.conn != nil
+	r.drop()
+	wait, cancel := ctx, context.CancelFunc(func() {})
+	if replace {
+		wait, cancel = context.WithTimeout(ctx, patience)
 	}
-	conn, err := r.pool.Acquire(ctx)
-	if err != nil {
-		if ctx.Err() != nil {
-			err = r.exhausted(err)
+	defer cancel()
+	pooled, err := r.pool.Acquire(wait)
+	switch {
+	case err == nil:
+		r.conn, r.free = pooled.Conn(), pooled.Release
+	case replace && wait.Err() != nil && ctx.Err() == nil:
+		if r.conn, err = r.dial(ctx); err != nil {
+			return nil, err
 		}
+		conn := r.conn
+		r.free = func() { _ = conn.Close(context.Background()) }
+	case ctx.Err() != nil:
+		return nil, r.exhausted(err)
+	default:
 		return nil, err
 	}
-	r.conn = conn
 	r.ready.Store(true)
+	return r.conn, nil
+}
+
+// dial connects as the pool does.
+func (r *Reserve) dial(ctx context.Context) (*pgx.Conn, error) {
+	config := r.pool.Config()
+	if config.BeforeConnect != nil {
+		if err := config.BeforeConnect(ctx, config.ConnConfig); err != nil {
+			return nil, err
+		}
+	}
+	conn, err := pgx.ConnectConfig(ctx, config.ConnConfig)
+	if err == nil && config.AfterConnect != nil {
+		if err = config.AfterConnect(ctx, conn); err != nil {
+			_ = conn.Close(ctx)
+		}
+	}
+	if err != nil {
+		return nil, err
+	}
 	return conn, nil
+}
+
+// drop gives the kept connection back, if there is one. The caller has taken the
+// turn. The pool destroys a closed connection.
+func (r *Reserve) drop() {
+	r.ready.Store(false)
+	if r.conn != nil {
+		r.free()
+		r.conn, r.free = nil, nil
+	}
 }
 
 // pass gives the turn back, and the connection too when nobody needs it any more.
@@ -151,10 +217,13 @@ func (r *Reserve) release() {
 	default:
 		return
 	}
-	if r.users.Load() == 0 && r.conn != nil {
-		r.conn.Release()
-		r.conn = nil
-		r.ready.Store(false)
+	// In this order: an Open from now on either is counted here, or finds that
+	// nothing is kept and waits for the turn.
+	r.ready.Store(false)
+	if r.users.Load() == 0 {
+		r.drop()
+	} else {
+		r.ready.Store(r.conn != nil)
 	}
 	r.turn <- struct{}{}
 	if r.users.Load() == 0 && r.ready.Load() { // somebody came and went meanwhile

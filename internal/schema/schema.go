@@ -125,7 +125,11 @@ func Verify(ctx context.Context, pool *pgxpool.Pool, tables *store.Tables, log *
 	if err != nil {
 		return fmt.Errorf("verify: %w", err)
 	}
-	log.InfoContext(ctx, "tables verified", "schema", name, "problems", len(problems), "business_zone", zone.String(), "session_time_zone", server.TimeZone)
+	level := slog.LevelInfo
+	if problems != nil {
+		level = slog.LevelWarn
+	}
+	log.Log(ctx, level, "tables verified", "schema", name, "problems", len(problems), "business_zone", zone.String(), "session_time_zone", server.TimeZone)
 	if problems != nil {
 		return fmt.Errorf("verify schema %s: %s", name, strings.Join(problems, "; "))
 	}

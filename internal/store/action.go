@@ -27,7 +27,7 @@ const keyLock = `hashtextextended('jobrun ' || $1::text, 0)`
 // wait: a heartbeat that came meanwhile counts.
 const seenSQL = `
 WITH bound AS MATERIALIZED (
-  SELECT set_config('lock_timeout', $2::text, true), pg_advisory_xact_lock(` + keyLock + `)
+  SELECT set_config('lock_timeout', $2::text, true), ` + durable + `, pg_advisory_xact_lock(` + keyLock + `)
 ), old AS MATERIALIZED (
   SELECT r.*,` + settledNumber + `
   FROM bound
@@ -37,12 +37,14 @@ WITH bound AS MATERIALIZED (
     AND r.attempt = $4::integer
     AND coalesce(r.token::text, '') = $5::text
     AND r.started_at = $6::timestamptz
+    AND r.worker_id = $14::text
     AND r.pruned_at IS NULL
   FOR NO KEY UPDATE OF r
 ), attempt AS MATERIALIZED (
   SELECT a.*
   FROM old
   JOIN batch_job_attempt AS a ON a.job_key = old.job_key AND a.attempt = old.attempt AND a.token = old.token
+    AND a.worker_id = old.worker_id
   FOR NO KEY UPDATE OF a
 )`
 
@@ -69,7 +71,7 @@ const afterSQL = `
 SELECT` + rowColumns + `
 FROM done AS r
 LEFT JOIN batch_job_attempt AS a
-  ON a.job_key = r.job_key AND a.attempt = r.attempt AND a.token = r.token`
+  ON ` + sameAttempt
 
 // markFailedSQL ends a RUNNING run, unless its attempt is alive and force is off.
 const markFailedSQL = seenSQL + `, act AS MATERIALIZED (
@@ -124,7 +126,7 @@ const skipFailedSQL = seenSQL + `, act AS MATERIALIZED (
 // or no longer, as seen, or in a state that does not allow the action.
 func (s *Store) act(ctx context.Context, db DB, sql string, a Action) (after Row, found bool, err error) {
 	rows, err := db.Query(ctx, sql, a.Seen.Key, millis(a.Lock), a.Seen.Status, a.Seen.Attempt, a.Seen.Token,
-		a.Seen.StartedAt, a.Token, a.Kind, a.By, a.Reason, a.Force, a.ResetItems, a.Text)
+		a.Seen.StartedAt, a.Token, a.Kind, a.By, a.Reason, a.Force, a.ResetItems, a.Text, a.Seen.Worker)
 	return one(rows, err, collectRow)
 }
 
@@ -147,7 +149,7 @@ func (s *Store) SkipFailed(ctx context.Context, db DB, a Action) (Row, bool, err
 // first and waits for another session's uncommitted insert, at most lock_timeout.
 const skipNewSQL = `
 WITH bound AS MATERIALIZED (
-  SELECT set_config('lock_timeout', $2::text, true), pg_advisory_xact_lock(` + keyLock + `)
+  SELECT set_config('lock_timeout', $2::text, true), ` + durable + `, pg_advisory_xact_lock(` + keyLock + `)
 ), done AS (
   INSERT INTO batch_job_run AS r
     (job_key, status, started_at, finished_at, worker_id, job_name, business_date, attempt, executions, error_message)

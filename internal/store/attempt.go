@@ -23,7 +23,7 @@ type Outcome struct {
 // (status, started_at) over every run that was RUNNING since the last vacuum.
 const finishSQL = `
 WITH bound AS MATERIALIZED (
-  SELECT set_config('lock_timeout', $4::text, true), clock_timestamp() AS now
+  SELECT set_config('lock_timeout', $4::text, true), ` + durable + `, clock_timestamp() AS now
 ), done AS (
   UPDATE batch_job_run AS r
   SET status = $5::text, finished_at = greatest(bound.now, r.started_at),
@@ -34,6 +34,7 @@ WITH bound AS MATERIALIZED (
   WHERE r.job_key = $1::text
     AND r.attempt = $2::integer
     AND r.token = $3::text::uuid
+    AND r.worker_id = $10::text
     AND r.status || '' = 'RUNNING'
   RETURNING r.*
 ), history AS (
@@ -60,21 +61,21 @@ func (s *Store) Finish(ctx context.Context, db DB, row Row, o Outcome, lock time
 		next = micros(o.Next)
 	}
 	rows, err := db.Query(ctx, s.finish, row.Key, row.Attempt, row.Token, millis(lock),
-		o.Status, o.Error, next, o.Processed, o.Failed)
+		o.Status, o.Error, next, o.Processed, o.Failed, row.Worker)
 	return one(rows, err, collectRow)
 }
 
 // Pulse is what one running attempt sends with a heartbeat.
 type Pulse struct {
-	Key, Token        string
-	Attempt           int
+	Row
 	Processed, Failed int64
 }
 
 // beatSQL renews all running attempts of a process. It locks the attempt rows
 // FOR NO KEY UPDATE in key order and passes over those that somebody is
 // changing at this moment; the run rows are only read, so a heartbeat never
-// waits for a status change nor makes one wait.
+// waits for a status change nor makes one wait. It is planned anew each time: a
+// plan made while the tables were small would later walk all attempts.
 const beatSQL = `
 WITH mine AS MATERIALIZED (
   SELECT a.job_key, a.attempt, m.processed, m.failed
@@ -85,6 +86,7 @@ WITH mine AS MATERIALIZED (
   JOIN batch_job_run AS r
     ON r.job_key = m.job_key AND r.attempt = m.attempt AND r.token = m.token::uuid
   WHERE a.finished_at IS NULL
+    AND r.worker_id = a.worker_id
     AND r.status || '' = 'RUNNING'
   ORDER BY a.job_key
   FOR NO KEY UPDATE OF a SKIP LOCKED
@@ -112,20 +114,31 @@ func (s *Store) Beat(ctx context.Context, conn *pgx.Conn, pulses []Pulse) ([]str
 		processed[i], failed[i] = p.Processed, p.Failed
 	}
 	// A pooler tells the client another process than the one that answers: then none is noted.
-	rows, err := conn.Query(ctx, s.beat, keys, attempts, tokens, processed, failed, int32(conn.PgConn().PID()))
+	rows, err := conn.Query(ctx, s.beat, unprepared(conn), keys, attempts, tokens, processed, failed, int32(conn.PgConn().PID()))
 	if err != nil {
 		return nil, err
 	}
 	return pgx.CollectRows(rows, pgx.RowTo[string])
 }
 
+// unprepared is the mode in which a statement is planned for its parameters each
+// time, within what the connection was configured for.
+func unprepared(conn *pgx.Conn) pgx.QueryExecMode {
+	if mode := conn.Config().DefaultQueryExecMode; mode == pgx.QueryExecModeSimpleProtocol {
+		return mode
+	}
+	return pgx.QueryExecModeExec
+}
+
 // standingSQL reads where an attempt stands, by its token. It locks nothing.
 const standingSQL = `
-SELECT coalesce(r.attempt = m.attempt AND r.token = m.token AND r.status || '' = 'RUNNING', false),
+SELECT coalesce(r.attempt = m.attempt AND r.token = m.token AND r.worker_id = m.worker_id, false),
+  a.job_key IS NULL,
   coalesce(a.outcome, ''), coalesce(a.ended_by, ''), a.finished_at,
   coalesce(r.status, ''), coalesce(r.attempt, 0), coalesce(r.worker_id, ''),
-  CASE WHEN r.attempt = m.attempt AND r.token = m.token THEN r.next_attempt_at END
-FROM (SELECT $1::text AS job_key, $2::integer AS attempt, $3::text::uuid AS token) AS m
+  r.finished_at, CASE WHEN r.attempt = m.attempt AND r.token = m.token AND r.worker_id = m.worker_id THEN r.next_attempt_at END
+FROM (SELECT $1::text AS job_key, $2::integer AS attempt, $3::text::uuid AS token,
+  $4::text AS worker_id) AS m
 LEFT JOIN batch_job_run AS r
   ON r.job_key = m.job_key
 LEFT JOIN batch_job_attempt AS a
@@ -133,7 +146,8 @@ LEFT JOIN batch_job_attempt AS a
 
 // Standing is what the tables say about an attempt.
 type Standing struct {
-	Holds            bool   // the run is RUNNING under its token
+	Ours, Holds      bool   // the run row is the attempt's; and RUNNING
+	Gone             bool   // its row in the history was deleted
 	Outcome, EndedBy string // of the attempt, once closed
 	FinishedAt, Next time.Time
 	Status, Worker   string // of the run now; "" when its row is gone
@@ -141,12 +155,16 @@ type Standing struct {
 }
 
 // Standing reads where the attempt of row stands now.
-func (s *Store) Standing(ctx context.Context, db DB, key string, attempt int, token string) (Standing, error) {
-	rows, err := db.Query(ctx, s.standing, key, attempt, token)
+func (s *Store) Standing(ctx context.Context, db DB, row Row) (Standing, error) {
+	rows, err := db.Query(ctx, s.standing, row.Key, row.Attempt, row.Token, row.Worker)
 	st, _, err := one(rows, err, func(row pgx.CollectableRow) (st Standing, err error) {
-		var finished, next pgtype.Timestamptz
-		err = row.Scan(&st.Holds, &st.Outcome, &st.EndedBy, &finished, &st.Status, &st.Attempt, &st.Worker, &next)
+		var finished, ended, next pgtype.Timestamptz
+		err = row.Scan(&st.Ours, &st.Gone, &st.Outcome, &st.EndedBy, &finished, &st.Status, &st.Attempt, &st.Worker, &ended, &next)
 		st.FinishedAt, st.Next = finished.Time, next.Time
+		if st.Gone {
+			st.FinishedAt = ended.Time
+		}
+		st.Holds = st.Ours && st.Status == "RUNNING"
 		return st, err
 	})
 	return st, err

@@ -16,22 +16,26 @@ type Claim struct {
 	First             bool // only if the run does not exist
 }
 
+// seenFirst begins a statement that makes the run's row unless there is one: it
+// limits the waits for locks and reads the row.
+const seenFirst = `
+WITH bound AS MATERIALIZED (
+  SELECT set_config('lock_timeout', $3::text, true), ` + durable + `
+), seen AS MATERIALIZED (
+  SELECT` + rowColumns + `
+  FROM batch_job_run AS r
+  LEFT JOIN batch_job_attempt AS a
+    ON ` + sameAttempt + `
+  WHERE r.job_key = $1::text
+)`
+
 // claimSQL reads the run's row if there is one, else makes it together with its
 // first history row. One round trip; when the winner had committed before,
 // nothing is locked or written. Else it inserts the run row first and waits for
 // another session's uncommitted insert of the same key, at most lock_timeout: set
 // in a subquery of the statement, so that nothing is left behind in the session.
 // No row in the answer: the winner committed after this statement's snapshot.
-const claimSQL = `
-WITH bound AS MATERIALIZED (
-  SELECT set_config('lock_timeout', $3::text, true)
-), seen AS MATERIALIZED (
-  SELECT` + rowColumns + `
-  FROM batch_job_run AS r
-  LEFT JOIN batch_job_attempt AS a
-    ON a.job_key = r.job_key AND a.attempt = r.attempt AND a.token = r.token
-  WHERE r.job_key = $1::text
-), claimed AS (
+const claimSQL = seenFirst + `, claimed AS (
   INSERT INTO batch_job_run AS r
     (job_key, status, started_at, worker_id, job_name, business_date, scheduled_for, attempt, token)
   SELECT $1::text, 'RUNNING', clock_timestamp(), $2::text, $4::text, $5::text::date, $6::timestamptz,
@@ -66,14 +70,21 @@ func (s *Store) Claim(ctx context.Context, db DB, c Claim, lock time.Duration) (
 
 // settledNumber is the number under which the attempt that a run row describes
 // stands in the history: its own, unless that one is somebody else's because the
-// row was deleted and inserted by hand; then the next free one. Attempts of other
-// programs have no token: their start tells them apart.
+// row was taken over, or deleted and inserted, by plain SQL; then the number under
+// which it was written down before, else the next free one. Start and worker tell
+// apart what attempt and token do not.
 const settledNumber = `
-    CASE WHEN EXISTS (
+    coalesce((
+      SELECT h.attempt FROM batch_job_attempt AS h
+      WHERE h.job_key = r.job_key AND h.token IS NOT DISTINCT FROM r.token
+        AND h.worker_id = r.worker_id AND h.started_at = r.started_at
+      ORDER BY h.attempt DESC
+      LIMIT 1
+    ), CASE WHEN EXISTS (
       SELECT FROM batch_job_attempt AS h
       WHERE h.job_key = r.job_key AND h.attempt = r.attempt
-        AND (h.token IS DISTINCT FROM r.token OR h.token IS NULL AND h.started_at <> r.started_at)
-    ) THEN 1 + last.attempt ELSE r.attempt END AS number`
+        AND (h.token IS DISTINCT FROM r.token OR h.worker_id <> r.worker_id OR h.token IS NULL AND h.started_at <> r.started_at)
+    ) THEN 1 + last.attempt ELSE r.attempt END) AS number`
 
 // lastAttempt joins the highest attempt number of the key's history.
 const lastAttempt = `
@@ -88,7 +99,7 @@ const lastAttempt = `
 // written down or closed: another program may have made or ended it.
 const reclaimSQL = `
 WITH bound AS MATERIALIZED (
-  SELECT set_config('lock_timeout', $3::text, true)
+  SELECT set_config('lock_timeout', $3::text, true), ` + durable + `
 ), old AS (
   SELECT r.*,` + settledNumber + `,
     greatest(r.attempt, last.attempt) AS highest,
@@ -98,8 +109,10 @@ WITH bound AS MATERIALIZED (
   WHERE r.job_key = $1::text
     AND r.attempt = $4::integer
     AND coalesce(r.token::text, '') = $5::text
+    AND r.worker_id = $10::text
     AND r.pruned_at IS NULL
     AND (r.status || '' = 'FAILED' AND r.next_attempt_at <= clock_timestamp()
+        AND (r.token IS NULL OR EXISTS (SELECT FROM batch_job_attempt AS a WHERE ` + sameAttempt + `))
       OR r.approved_attempt = r.attempt AND r.approved_status = r.status AND r.status || '' IN ('FAILED', 'SKIPPED', 'SUCCEEDED'))
   FOR NO KEY UPDATE OF r
 ), settled AS (
@@ -137,22 +150,13 @@ JOIN history AS a ON true`
 // or approved. Found is false when it is not: read the row again.
 func (s *Store) Reclaim(ctx context.Context, db DB, c Claim, seen Row, lock time.Duration) (row Row, found bool, err error) {
 	rows, err := db.Query(ctx, s.reclaim, c.Key, c.Worker, millis(lock), seen.Attempt, seen.Token,
-		c.ScheduledFor, c.Token, micros(c.Lease), micros(c.StaleAfter))
+		c.ScheduledFor, c.Token, micros(c.Lease), micros(c.StaleAfter), seen.Worker)
 	return one(rows, err, collectRow)
 }
 
 // skipSQL records a run as SKIPPED without an execution, or reads the row that
 // is there already. Locks as claimSQL.
-const skipSQL = `
-WITH bound AS MATERIALIZED (
-  SELECT set_config('lock_timeout', $3::text, true)
-), seen AS MATERIALIZED (
-  SELECT` + rowColumns + `
-  FROM batch_job_run AS r
-  LEFT JOIN batch_job_attempt AS a
-    ON a.job_key = r.job_key AND a.attempt = r.attempt AND a.token = r.token
-  WHERE r.job_key = $1::text
-), skipped AS (
+const skipSQL = seenFirst + `, skipped AS (
   INSERT INTO batch_job_run AS r
     (job_key, status, started_at, finished_at, worker_id, job_name, business_date, scheduled_for, attempt, executions,
      token, error_message)
@@ -184,7 +188,7 @@ func (s *Store) Skip(ctx context.Context, db DB, c Claim, reason string, lock ti
 // the status index instead.
 const abandonSQL = `
 WITH bound AS MATERIALIZED (
-  SELECT set_config('lock_timeout', $4::text, true), clock_timestamp() AS now
+  SELECT set_config('lock_timeout', $4::text, true), ` + durable + `, clock_timestamp() AS now
 ), used AS MATERIALIZED (
   SELECT a.trigger = 'RERUN' AS approval
   FROM batch_job_attempt AS a
@@ -202,6 +206,7 @@ WITH bound AS MATERIALIZED (
   WHERE r.job_key = $1::text
     AND r.attempt = $2::integer
     AND r.token = $3::text::uuid
+    AND r.worker_id = $6::text
     AND r.status || '' = 'RUNNING'
   RETURNING r.*
 ), history AS (
@@ -220,6 +225,6 @@ LEFT JOIN history AS a ON true`
 // Abandon closes the attempt as never started. Found is false when the run is no
 // longer RUNNING under this token.
 func (s *Store) Abandon(ctx context.Context, db DB, row Row, reason string, lock time.Duration) (after Row, found bool, err error) {
-	rows, err := db.Query(ctx, s.abandon, row.Key, row.Attempt, row.Token, millis(lock), reason)
+	rows, err := db.Query(ctx, s.abandon, row.Key, row.Attempt, row.Token, millis(lock), reason, row.Worker)
 	return one(rows, err, collectRow)
 }

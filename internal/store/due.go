@@ -12,9 +12,10 @@ import (
 const dueSQL = `
 SELECT r.job_key
 FROM (
-  SELECT job_key
-  FROM batch_job_run
-  WHERE next_attempt_at <= now() AND status || '' = 'FAILED' AND pruned_at IS NULL
+  SELECT r.job_key
+  FROM batch_job_run AS r
+  WHERE r.next_attempt_at <= now() AND r.status || '' = 'FAILED' AND r.pruned_at IS NULL
+    AND (r.token IS NULL OR EXISTS (SELECT FROM batch_job_attempt AS a WHERE ` + sameAttempt + `))
   UNION
   SELECT job_key
   FROM batch_job_run
@@ -55,10 +56,11 @@ const firstSQL = `
 SELECT job_key
 FROM batch_job_run
 WHERE job_key COLLATE "C" >= $1::text AND job_key COLLATE "C" < $2::text
+  AND job_key ~ '^[^:]+:[0-9]{4}-[0-9]{2}-[0-9]{2}(T[0-9]{2}:[0-9]{2}[+-][0-9]{2}:[0-9]{2}(:[0-9]{2})?)?$'
 ORDER BY job_key COLLATE "C"
 LIMIT 1`
 
-// First returns the lowest key in a range.
+// First returns the lowest key in a range that looks like a name with a date or a slot.
 func (s *Store) First(ctx context.Context, db DB, from, before string) (key string, found bool, err error) {
 	rows, err := db.Query(ctx, s.first, from, before)
 	return one(rows, err, pgx.RowTo[string])
@@ -71,7 +73,7 @@ SELECT` + rowColumns + `,
   coalesce(r.approved_at < now() - $1::bigint * interval '1 microsecond', false)
 FROM batch_job_run AS r
 LEFT JOIN batch_job_attempt AS a
-  ON a.job_key = r.job_key AND a.attempt = r.attempt AND a.token = r.token
+  ON ` + sameAttempt + `
 WHERE r.status = 'FAILED'
   AND r.pruned_at IS NULL
 UNION ALL
@@ -79,7 +81,7 @@ SELECT` + rowColumns + `,
   coalesce(r.approved_at < now() - $1::bigint * interval '1 microsecond', false)
 FROM batch_job_run AS r
 LEFT JOIN batch_job_attempt AS a
-  ON a.job_key = r.job_key AND a.attempt = r.attempt AND a.token = r.token
+  ON ` + sameAttempt + `
 WHERE r.approved_at IS NOT NULL AND r.approved_attempt = r.attempt AND r.approved_status = r.status
   AND r.status || '' IN ('SKIPPED', 'SUCCEEDED')`
 
@@ -137,7 +139,7 @@ func (s *Store) Failing(ctx context.Context, db DB, since time.Time) ([]Row, err
 // being run again.
 const pruneSQL = `
 WITH bound AS MATERIALIZED (
-  SELECT set_config('lock_timeout', $4::text, true)
+  SELECT set_config('lock_timeout', $4::text, true), ` + durable + `
 ), page AS MATERIALIZED (
   SELECT r.job_key, position('T' IN split_part(r.job_key, ':', 2)) > 0 AS slot
   FROM bound

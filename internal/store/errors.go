@@ -3,6 +3,7 @@ package store
 import (
 	"context"
 	"errors"
+	"strconv"
 	"strings"
 	"time"
 	"unicode/utf8"
@@ -35,7 +36,7 @@ func Transient(err error) bool {
 	case "40001", "40P01", // serialization failure, deadlock
 		"55P03", "57014", // lock timeout, statement timeout or cancel
 		"57P01", "57P02", "57P03", "57P05", // server or session going away, server starting, idle timeout
-		"25006", "25P03", // read-only: a server that was demoted; idle in transaction timeout
+		"25006", "25P03", "25P04", // read-only: a server that was demoted; idle in transaction timeout
 		"26000", "42P05", "0A000", // prepared statement gone or there already, plan changed by a migration
 		"23505": // somebody inserted the same history row
 		return true
@@ -55,7 +56,7 @@ func Undecided(err error) bool {
 	}
 	var pg *pgconn.PgError
 	if errors.As(err, &pg) {
-		return strings.HasPrefix(pg.Severity, "FATAL") || strings.HasPrefix(pg.Code, "57P") || strings.HasPrefix(pg.Code, "08")
+		return pg.SeverityUnlocalized == "FATAL" || pg.SeverityUnlocalized == "PANIC" || strings.HasPrefix(pg.Code, "57P") || strings.HasPrefix(pg.Code, "08")
 	}
 	return true
 }
@@ -71,6 +72,19 @@ func Pause(ctx context.Context, try int) bool {
 	case <-ctx.Done():
 		return false
 	}
+}
+
+// Unencodable reports that the server's or the session's encoding has no place for
+// a character of a text: it stores what pgx sends as UTF-8 only if it is told so.
+func Unencodable(err error) bool {
+	code := Code(err)
+	return code == "22021" || code == "22P05"
+}
+
+// ASCII is text with every other character escaped, storable in any encoding.
+func ASCII(text string) string {
+	quoted := strconv.QuoteToASCII(text)
+	return quoted[1:min(len(quoted)-1, MaxText)]
 }
 
 // Code is the SQLSTATE of err, or "".

@@ -308,6 +308,23 @@ func holds(got, want string) bool {
 	return got == want || unlimited && (needed > 0 || want == "text") || needed > 0 && width >= needed
 }
 
+// unlogged says which tables a crash of the server would empty.
+func (s *Store) unlogged(ctx context.Context, db DB) ([]string, error) {
+	rows, err := db.Query(ctx, `
+SELECT c.relname::text || ' is UNLOGGED: a crash of the server empties it, and every date can be claimed again'
+FROM pg_catalog.pg_class AS c
+JOIN pg_catalog.pg_namespace AS n ON n.oid = c.relnamespace
+WHERE n.nspname = $1::text
+  AND c.relname LIKE 'batch\_job\_%'
+  AND c.relkind IN ('r', 'p')
+  AND c.relpersistence <> 'p'
+ORDER BY c.relname`, s.Schema)
+	if err != nil {
+		return nil, err
+	}
+	return pgx.CollectRows(rows, pgx.RowTo[string])
+}
+
 // adoptable checks a batch_job_run that exists before the first migration: the
 // columns that it must have, and those that the migration adds if it has them
 // already. It reports whether there is one.
@@ -339,6 +356,11 @@ func (s *Store) adoptable(ctx context.Context, db DB, first []Migration) (exists
 	if !keyed {
 		problems = append(problems, "batch_job_run has no primary key or unique index on (job_key)")
 	}
+	unlogged, err := s.unlogged(ctx, db)
+	if err != nil {
+		return false, err
+	}
+	problems = append(problems, unlogged...)
 	rows, err := db.Query(ctx, `
 SELECT pg_catalog.pg_get_userbyid(c.relowner)::text, current_user::text
 FROM pg_catalog.pg_class AS c

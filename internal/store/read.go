@@ -13,7 +13,7 @@ const getSQL = `
 SELECT` + rowColumns + `
 FROM batch_job_run AS r
 LEFT JOIN batch_job_attempt AS a
-  ON a.job_key = r.job_key AND a.attempt = r.attempt AND a.token = r.token
+  ON ` + sameAttempt + `
 WHERE r.job_key = $1::text`
 
 // Get reads the run of a key. There is none of a key that cannot be stored.
@@ -41,7 +41,7 @@ const listSQL = `
 SELECT` + rowColumns + `
 FROM batch_job_run AS r
 LEFT JOIN batch_job_attempt AS a
-  ON a.job_key = r.job_key AND a.attempt = r.attempt AND a.token = r.token
+  ON ` + sameAttempt + `
 WHERE r.job_key COLLATE "C" >= $1::text
   AND r.job_key COLLATE "C" < coalesce(nullif($2::text, ''),
     (SELECT max(l.job_key COLLATE "C") || ' ' FROM batch_job_run AS l))
@@ -87,7 +87,7 @@ SELECT a.started_at, 0 AS part, a.attempt, a.worker_id, coalesce(a.trigger, ''),
   '' AS action, '' AS acted_by, '' AS reason, '' AS previous_status, false AS forced, false AS reset_items, 0::bigint AS id
 FROM batch_job_attempt AS a
 LEFT JOIN batch_job_run AS r
-  ON r.job_key = a.job_key AND r.attempt = a.attempt AND r.token IS NOT DISTINCT FROM a.token
+  ON r.job_key = a.job_key AND r.attempt = a.attempt AND r.token IS NOT DISTINCT FROM a.token AND r.worker_id = a.worker_id
 LEFT JOIN LATERAL (SELECT r.job_key WHERE r.status = 'RUNNING') AS live (key) ON true
 WHERE a.job_key = $1::text
 UNION ALL
@@ -99,7 +99,7 @@ WHERE r.job_key = $1::text
   AND NOT EXISTS (
     SELECT FROM batch_job_attempt AS a
     WHERE a.job_key = r.job_key AND a.attempt = r.attempt
-      AND (a.token = r.token OR a.token IS NULL AND r.token IS NULL AND a.started_at = r.started_at))
+      AND (a.token = r.token AND a.worker_id = r.worker_id OR a.token IS NULL AND r.token IS NULL AND a.started_at = r.started_at))
 UNION ALL
 SELECT p.acted_at, 1, p.attempt, '', '', '', '', '', NULL, NULL, 0, 0,
   p.action, p.acted_by, p.reason, coalesce(p.previous_status, ''), p.forced, p.reset_items, p.id
@@ -143,8 +143,10 @@ type StaleRow struct {
 // counts as the heartbeat's session only if it is older than the heartbeat.
 const staleSQL = `
 SELECT` + rowColumns + `,
-  (extract(epoch FROM now() - coalesce(a.heartbeat_at, r.started_at)) * 1000000)::bigint,
-  greatest(0, (extract(epoch FROM now() - r.started_at - coalesce(a.stale_after, $1::bigint * interval '1 microsecond')) * 1000000)::bigint),
+  CASE WHEN isfinite(r.started_at)
+    THEN (extract(epoch FROM now() - coalesce(a.heartbeat_at, r.started_at)) * 1000000)::bigint ELSE 0 END,
+  CASE WHEN isfinite(r.started_at)
+    THEN greatest(0, (extract(epoch FROM now() - r.started_at - coalesce(a.stale_after, $1::bigint * interval '1 microsecond')) * 1000000)::bigint) ELSE 0 END,
   coalesce(a.heartbeat_at + a.lease >= now(), false),
   a.items_moved_at,
   coalesce((extract(epoch FROM past.typical) * 1000000)::bigint, 0),
@@ -156,7 +158,7 @@ SELECT` + rowColumns + `,
   END
 FROM batch_job_run AS r
 LEFT JOIN batch_job_attempt AS a
-  ON a.job_key = r.job_key AND a.attempt = r.attempt AND a.token = r.token
+  ON ` + sameAttempt + `
 LEFT JOIN pg_catalog.pg_stat_activity AS session
   ON session.pid = a.backend_pid
 CROSS JOIN LATERAL (
@@ -166,7 +168,7 @@ CROSS JOIN LATERAL (
     FROM batch_job_run AS p
     WHERE p.job_key COLLATE "C" >= split_part(r.job_key, ':', 1) || ':'
       AND p.job_key COLLATE "C" < split_part(r.job_key, ':', 1) || ';'
-      AND p.status || '' = 'SUCCEEDED'
+      AND p.status || '' = 'SUCCEEDED' AND isfinite(p.started_at) AND isfinite(p.finished_at)
     ORDER BY p.job_key COLLATE "C" DESC
     LIMIT 50
   ) AS latest

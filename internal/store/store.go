@@ -102,16 +102,29 @@ type Row struct {
 	Processed, Failed                                                       int64
 }
 
+// sameAttempt joins the attempt a that a run row r describes. The worker counts: a
+// neighbour that takes a run over by plain SQL knows nothing of tokens.
+const sameAttempt = `a.job_key = r.job_key AND a.attempt = r.attempt AND a.token = r.token AND a.worker_id = r.worker_id`
+
+// durable makes the statement's commit wait for the disk even if the session does
+// not: what was acknowledged must outlive a crash of the server.
+const durable = `set_config('synchronous_commit',
+    CASE current_setting('synchronous_commit') WHEN 'off' THEN 'on' ELSE current_setting('synchronous_commit') END, true)`
+
+// retryable is the time from which a run r is to be tried again, if it is still
+// as the attempt a left it; a row that never was an attempt of ours says it alone.
+const retryable = `CASE WHEN r.status = 'FAILED' AND (r.token IS NULL OR a.token IS NOT NULL) THEN r.next_attempt_at END`
+
 // rowColumns reads a Row from a run r and its attempt a. An approval counts
 // only while the run is as the person saw it, and in a state that can be run
 // again: one of another program never is.
 const rowColumns = `
   r.job_key, r.status, coalesce(r.token::text, ''), r.worker_id, coalesce(a.trigger, ''),
   coalesce(r.error_message, ''), r.attempt, r.executions, r.scheduled_for, r.started_at,
-  r.finished_at, a.heartbeat_at, r.next_attempt_at, r.pruned_at,
+  r.finished_at, a.heartbeat_at, ` + retryable + `, r.pruned_at,
   CASE WHEN r.approved_attempt = r.attempt AND r.approved_status = r.status
     AND r.status IN ('FAILED', 'SKIPPED', 'SUCCEEDED') THEN r.approved_at END,
-  coalesce(r.status = 'FAILED' AND r.next_attempt_at <= clock_timestamp(), false),
+  coalesce(` + retryable + ` <= clock_timestamp(), false),
   coalesce(a.items_processed, 0), coalesce(a.items_failed, 0)`
 
 // scanRow scans rowColumns, and into more what follows them.

@@ -75,6 +75,11 @@ func (s *Store) Verify(ctx context.Context, db DB, all []Migration) (problems []
 			problems = append(problems, fmt.Sprintf("%s has no primary key or unique index on (%s): the same key could be claimed twice", key[0], strings.Join(key[1:], ", ")))
 		}
 	}
+	unlogged, err := s.unlogged(ctx, db)
+	if err != nil {
+		return nil, err
+	}
+	problems = append(problems, unlogged...)
 	rows, err := db.Query(ctx, `
 SELECT c.relname::text, p.privilege
 FROM (VALUES ('batch_job_run', 'SELECT'), ('batch_job_run', 'INSERT'), ('batch_job_run', 'UPDATE'),
@@ -106,16 +111,21 @@ ORDER BY c.relname, p.privilege`, s.Schema)
 func (s *Store) Server(ctx context.Context, db DB) (server Server, problems []string, err error) {
 	rows, err := db.Query(ctx, `
 SELECT current_setting('TimeZone'), clock_timestamp(), pg_catalog.pg_is_in_recovery(),
-  current_setting('transaction_read_only') = 'on', current_setting('DateStyle')`)
+  current_setting('transaction_read_only') = 'on', current_setting('DateStyle'),
+  current_setting('client_encoding')`)
 	_, _, err = one(rows, err, func(row pgx.CollectableRow) (_ bool, err error) {
 		var standby, readOnly bool
-		var style string
-		// The style first: in another one the clock may not be readable.
-		if err = row.Scan(nil, nil, nil, nil, &style); err == nil && !strings.HasPrefix(style, "ISO") {
+		var style, encoding string
+		// These first: in another style the clock may not be readable.
+		err = row.Scan(nil, nil, nil, nil, &style, &encoding)
+		if err == nil && encoding != "UTF8" && encoding != "SQL_ASCII" {
+			problems = append(problems, "the session's client_encoding is "+encoding+": pgx sends UTF-8, set client_encoding=UTF8")
+		}
+		if err == nil && !strings.HasPrefix(style, "ISO") {
 			problems = append(problems, "the session's DateStyle is "+style+": pgx reads times as text in ISO only")
 			return false, nil
 		}
-		err = row.Scan(&server.TimeZone, &server.Clock, &standby, &readOnly, nil)
+		err = row.Scan(&server.TimeZone, &server.Clock, &standby, &readOnly, nil, nil)
 		if standby {
 			problems = append(problems, "the server is a standby: connect to the primary (target_session_attrs=read-write)")
 		} else if readOnly {

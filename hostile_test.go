@@ -1,0 +1,350 @@
+package jobrun_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"net/url"
+	"runtime"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/seed-ccb5b62c/jobrun"
+	"github.com/seed-ccb5b62c/jobrun/internal/pgtest"
+)
+
+// What a neighbour does that knows only the six columns.
+const (
+	neighbourFails = `UPDATE batch_job_run SET status = 'FAILED', finished_at = now() WHERE job_key = $1`
+	neighbourTakes = `UPDATE batch_job_run SET status = 'RUNNING', started_at = now(), finished_at = NULL, error_message = NULL, worker_id = 'node-1'
+		WHERE job_key = $1 AND status = 'FAILED'`
+	neighbourEnds = `UPDATE batch_job_run SET status = 'FAILED', finished_at = now(), error_message = 'half is paid, do not repeat'
+		WHERE job_key = $1 AND worker_id = 'node-1' AND status = 'RUNNING'`
+)
+
+// A neighbour that takes the run over under a live attempt leaves attempt and
+// token as they are: the worker tells the two apart.
+func TestNeighbourThatTakesARunOverIsNotEndedByUs(t *testing.T) {
+	t.Parallel()
+	db := pgtest.New(t)
+	r := newRunner(t, db.Pool, jobrun.Options{Lease: time.Second})
+	for name, waits := range map[string]bool{"notices-by-heartbeat": true, "notices-at-the-end": false} {
+		job := jobrun.Job{Name: name, Func: func(ctx context.Context, run *jobrun.Run) error {
+			exec(t, db.Pool, neighbourFails, run.Key())
+			exec(t, db.Pool, neighbourTakes, run.Key())
+			if waits {
+				<-ctx.Done()
+				return context.Cause(ctx)
+			}
+			return nil
+		}}
+		res, err := r.RunDate(t.Context(), job, date)
+		if !errors.Is(err, jobrun.ErrLeaseLost) {
+			t.Errorf("%s: %+v, %v; want ErrLeaseLost", name, res, err)
+		}
+		if row := query[string](t, db.Pool, `SELECT status || ' ' || worker_id FROM batch_job_run WHERE job_key = $1`, job.Key(date)); row != "RUNNING node-1" {
+			t.Errorf("%s: the neighbour's row became %s", name, row)
+		}
+		if res.Record.WorkerID != "node-1" {
+			t.Errorf("%s: the result tells of %s, want the run as it is now", name, res.Record.WorkerID)
+		}
+	}
+}
+
+func TestNeighboursRerunIsJudgedByItsOwnStart(t *testing.T) {
+	t.Parallel()
+	db := pgtest.New(t)
+	r := newRunner(t, db.Pool, jobrun.Options{Lease: time.Second})
+	job := jobrun.Job{
+		Name: "pay", Retry: jobrun.Retry{MaxAttempts: 5, Backoff: func(int) time.Duration { return 0 }},
+		Func: func(context.Context, *jobrun.Run) error { return errors.New("boom") },
+	}
+	if _, err := r.RunDate(t.Context(), job, date); err == nil {
+		t.Fatal("no error")
+	}
+	exec(t, db.Pool, `UPDATE batch_job_attempt SET heartbeat_at = heartbeat_at - interval '1 hour'`)
+	exec(t, db.Pool, neighbourTakes, job.Key(date))
+	if stale, err := r.Stale(t.Context()); err != nil || len(stale) != 0 {
+		t.Errorf("a run that has just started is stale: %+v, %v", stale, err)
+	}
+	exec(t, db.Pool, neighbourEnds, job.Key(date))
+	res, err := r.RunDate(t.Context(), job, date)
+	if err != nil || res.Decision != jobrun.AlreadyFailed {
+		t.Errorf("the neighbour's failure was retried: %+v, %v", res, err)
+	}
+	if due, err := r.RetryDue(t.Context(), job); err != nil || len(due) != 0 {
+		t.Errorf("the neighbour's failure is due: %+v, %v", due, err)
+	}
+	if _, err := r.ApproveRerun(t.Context(), res.Record, operator); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := r.RunDate(t.Context(), job, date); err == nil {
+		t.Error("the approved re-run did not fail")
+	}
+	history, err := r.History(t.Context(), job.Key(date))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var told []string
+	for _, h := range history {
+		if h.Action == nil {
+			told = append(told, fmt.Sprintf("%d %s", h.Attempt, h.Error))
+		}
+	}
+	if got := strings.Join(told, ", "); got != "1 boom, 2 half is paid, do not repeat, 3 boom" {
+		t.Errorf("history: %s", got)
+	}
+}
+
+// Only a skip that the function returned by itself skips the run.
+func TestSkipBesideAFailureIsAFailure(t *testing.T) {
+	t.Parallel()
+	db := pgtest.New(t)
+	r := newRunner(t, db.Pool, jobrun.Options{})
+	refused := errors.New("payment 17 was refused")
+	for name, c := range map[string]struct {
+		f    func() error
+		want jobrun.Status
+	}{
+		"plain":         {func() error { return jobrun.SkipRun("holiday") }, jobrun.Skipped},
+		"wrapped":       {func() error { return fmt.Errorf("shop 3: %w", jobrun.SkipRun("holiday")) }, jobrun.Skipped},
+		"joined":        {func() error { return errors.Join(refused, jobrun.SkipRun("nothing for shop 3")) }, jobrun.Failed},
+		"panic":         {func() error { panic(jobrun.SkipRun("holiday")) }, jobrun.Failed},
+		"wrapped-panic": {func() error { panic(fmt.Errorf("must not happen: %w", jobrun.SkipRun("holiday"))) }, jobrun.Failed},
+	} {
+		res, err := r.RunDate(t.Context(), jobrun.Job{Name: name, Func: func(context.Context, *jobrun.Run) error { return c.f() }}, date)
+		if res.Record.Status != c.want || (err != nil) != (c.want == jobrun.Failed) {
+			t.Errorf("%s: %s, %v; want %s", name, res.Record.Status, err, c.want)
+		}
+	}
+}
+
+func TestPanicValueThatCannotBePrintedIsRecorded(t *testing.T) {
+	t.Parallel()
+	db := pgtest.New(t)
+	r := newRunner(t, db.Pool, jobrun.Options{})
+	endless := []any{nil}
+	endless[0] = endless
+	res, err := r.RunDate(t.Context(), jobrun.Job{Name: "endless", Func: func(context.Context, *jobrun.Run) error { panic(endless) }}, date)
+	if err == nil || res.Record.Status != jobrun.Failed || !strings.Contains(res.Record.Error, "[]interface {}") {
+		t.Errorf("%+v, %v", res.Record, err)
+	}
+}
+
+func TestFailureIsRecordedInAnyServerEncoding(t *testing.T) {
+	t.Parallel()
+	db := pgtest.Empty(t)
+	at, err := url.Parse(db.URL)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, encoding := range []string{"EUC_KR", "LATIN1", "SQL_ASCII"} {
+		name := db.Name + "_" + strings.ToLower(encoding)
+		exec(t, db.Pool, fmt.Sprintf(`CREATE DATABASE %s ENCODING '%s' LC_COLLATE 'C' LC_CTYPE 'C' TEMPLATE template0`, name, encoding))
+		t.Cleanup(func() { _, _ = db.Pool.Exec(context.Background(), `DROP DATABASE `+name+` WITH (FORCE)`) })
+		at.Path = "/" + name
+		pool, err := pgxpool.New(t.Context(), at.String())
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer pool.Close()
+		r, err := jobrun.New(pool, seoul, &jobrun.Options{Logger: slog.New(slog.DiscardHandler)})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := r.Migrate(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		if err := r.Verify(t.Context()); (err != nil && strings.Contains(err.Error(), "client_encoding")) != (encoding != "SQL_ASCII") {
+			t.Errorf("%s: Verify says %v", encoding, err)
+		}
+		for n, text := range []string{"plain", "broken \xff", "nul \x00", "emoji ✅", "정산 실패"} {
+			job := jobrun.Job{Name: fmt.Sprint("job-", n), Func: func(context.Context, *jobrun.Run) error { return errors.New(text) }}
+			res, err := r.RunDate(t.Context(), job, date)
+			if failed := (*jobrun.RunError)(nil); !errors.As(err, &failed) || res.Record.Status != jobrun.Failed {
+				t.Errorf("%s %q: %s, %v", encoding, text, res.Record.Status, err)
+			}
+		}
+	}
+}
+
+func TestTablesThatACrashWouldEmptyAreRefused(t *testing.T) {
+	t.Parallel()
+	db := pgtest.Empty(t)
+	exec(t, db.Pool, `CREATE UNLOGGED TABLE batch_job_run (job_key varchar(120) PRIMARY KEY, status varchar(20) NOT NULL,
+		started_at timestamptz NOT NULL DEFAULT now(), finished_at timestamptz, worker_id varchar(80) NOT NULL, error_message text)`)
+	r := newRunner(t, db.Pool, jobrun.Options{})
+	if err := r.Migrate(t.Context()); err == nil || !strings.Contains(err.Error(), "UNLOGGED") {
+		t.Errorf("Migrate: %v", err)
+	}
+	exec(t, db.Pool, `ALTER TABLE batch_job_run SET LOGGED`)
+	if err := r.Migrate(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	exec(t, db.Pool, `ALTER TABLE batch_job_attempt SET UNLOGGED`)
+	if err := r.Verify(t.Context()); err == nil || !strings.Contains(err.Error(), "batch_job_attempt is UNLOGGED") {
+		t.Errorf("Verify: %v", err)
+	}
+}
+
+// With synchronous_commit off, an acknowledged claim or result could be gone
+// after a crash, and the date would run again.
+func TestWhatIsAcknowledgedIsOnDisk(t *testing.T) {
+	t.Parallel()
+	server, err := pgtest.Start(t.Context(), pgtest.Options{Durable: true, Settings: map[string]string{"autovacuum": "off"}})
+	if err != nil {
+		t.Skip(err) // an existing server with other settings
+	}
+	t.Cleanup(server.Stop)
+	config, err := pgxpool.ParseConfig(server.URL("postgres"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	config.ConnConfig.RuntimeParams["synchronous_commit"] = "off"
+	pool, err := pgxpool.NewWithConfig(t.Context(), config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(pool.Close)
+	r := newRunner(t, pool, jobrun.Options{})
+	if err := r.Migrate(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	const flushed = `SELECT pg_current_wal_flush_lsn() >= pg_current_wal_insert_lsn()`
+	for n := range 20 {
+		job := jobrun.Job{Name: fmt.Sprint("job-", n), Func: func(context.Context, *jobrun.Run) error {
+			if !query[bool](t, pool, flushed) {
+				t.Error("the claim was acknowledged before it was on disk")
+			}
+			return nil
+		}}
+		if _, err := r.RunDate(t.Context(), job, date); err != nil {
+			t.Fatal(err)
+		}
+		if !query[bool](t, pool, flushed) {
+			t.Error("the result was acknowledged before it was on disk")
+		}
+	}
+}
+
+func TestInfiniteTimesDoNotHideStaleRuns(t *testing.T) {
+	t.Parallel()
+	db := pgtest.New(t)
+	r := newRunner(t, db.Pool, jobrun.Options{})
+	exec(t, db.Pool, `INSERT INTO batch_job_run (job_key, status, worker_id, started_at, finished_at) VALUES
+		('odd:2026-01-01', 'RUNNING', 'node-1', '-infinity', NULL), ('odd:2026-01-02', 'SUCCEEDED', 'node-1', now(), 'infinity'),
+		('odd:2026-01-03', 'RUNNING', 'node-1', '2020-01-01', NULL), ('odd:2026-01-04', 'FAILED', 'node-1', '-infinity', 'infinity')`)
+	stale, err := r.Stale(t.Context())
+	if err != nil || len(stale) != 2 {
+		t.Errorf("Stale: %+v, %v", stale, err)
+	}
+	if problems, err := r.Attention(t.Context(), nil); err != nil || len(problems) != 3 {
+		t.Errorf("Attention: %+v, %v", problems, err)
+	}
+}
+
+func TestCallbackThatEndsItsGoroutineLeavesNoRunBehind(t *testing.T) {
+	t.Parallel()
+	db := pgtest.New(t)
+	r := newRunner(t, db.Pool, jobrun.Options{OnEvent: func(_ context.Context, e jobrun.Event) {
+		if e.Record.Status == jobrun.Running {
+			runtime.Goexit()
+		}
+	}})
+	executed := false
+	job := jobrun.Job{Name: "callback", Func: func(context.Context, *jobrun.Run) error { executed = true; return nil }}
+	var wg sync.WaitGroup
+	wg.Go(func() { _, _ = r.RunDate(context.Background(), job, date) })
+	wg.Wait()
+	rec, err := r.Get(t.Context(), job.Key(date))
+	if err != nil || executed || rec.Status != jobrun.Failed || rec.NextAttemptAt.IsZero() {
+		t.Errorf("executed %t, %+v, %v; want FAILED, due", executed, rec, err)
+	}
+}
+
+// The connection that is kept back dies, and its place in the pool goes to the
+// job, which waits for one more: the heartbeats go on beside the pool.
+func TestKeptConnectionIsReplacedBesideAnExhaustedPool(t *testing.T) {
+	t.Parallel()
+	db := pgtest.New(t)
+	const name = "exhausted"
+	pool := db.PoolWith(t, func(c *pgxpool.Config) {
+		c.MaxConns = 3
+		c.ConnConfig.RuntimeParams["application_name"] = name
+	})
+	r := newRunner(t, pool, jobrun.Options{Lease: 2 * time.Second})
+	job := jobrun.Job{Name: "hog", Func: func(ctx context.Context, run *jobrun.Run) error {
+		release := make(chan struct{})
+		var all sync.WaitGroup
+		for range 4 { // two get a connection, two wait for one
+			all.Go(func() {
+				if conn, err := pool.Acquire(ctx); err == nil {
+					<-release
+					conn.Release()
+				}
+			})
+		}
+		defer all.Wait()
+		defer close(release)
+		eventually(t, "the pool is used up", func() bool { return pool.Stat().AcquiredConns() == 3 })
+		before := query[string](t, db.Pool, `SELECT heartbeat_at::text FROM batch_job_attempt WHERE job_key = $1`, run.Key())
+		exec(t, db.Pool, `SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = $1 AND query LIKE '%batch_job_%'`, name)
+		eventually(t, "two heartbeats later", func() bool {
+			return ctx.Err() != nil || query[bool](t, db.Pool, `SELECT heartbeat_at > $2::text::timestamptz + interval '1 second' FROM batch_job_attempt WHERE job_key = $1`, run.Key(), before)
+		})
+		return context.Cause(ctx)
+	}}
+	if res, err := r.RunDate(t.Context(), job, date); err != nil || res.Record.Status != jobrun.Succeeded {
+		t.Errorf("%+v, %v", res, err)
+	}
+}
+
+// Claims that wait for a stranger's transaction do not keep the connection from
+// heartbeats and results.
+func TestBlockedClaimsDoNotStarveHeartbeats(t *testing.T) {
+	t.Parallel()
+	db := pgtest.New(t)
+	pool := db.PoolWith(t, func(c *pgxpool.Config) { c.MaxConns = 3 })
+	r := newRunner(t, pool, jobrun.Options{Lease: 2 * time.Second})
+	tx, err := db.Pool.Begin(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	const blocked = 8
+	for n := range blocked {
+		if _, err := tx.Exec(t.Context(), `INSERT INTO batch_job_run (job_key, status, worker_id) VALUES ($1, 'RUNNING', 'node-1')`, fmt.Sprintf("blocked-%d:2026-09-15", n)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	claims, stop := context.WithCancel(t.Context())
+	var all sync.WaitGroup
+	job := jobrun.Job{Name: "hog", Func: func(ctx context.Context, run *jobrun.Run) error {
+		for range 2 {
+			conn, err := pool.Acquire(ctx)
+			if err != nil {
+				return err
+			}
+			all.Go(func() { <-claims.Done(); conn.Release() })
+		}
+		for n := range blocked {
+			all.Go(func() {
+				_, _ = r.RunDate(claims, jobrun.Job{Name: fmt.Sprint("blocked-", n), Func: noop}, date)
+			})
+		}
+		eventually(t, "heartbeats go on for two leases", func() bool {
+			return ctx.Err() != nil || query[bool](t, db.Pool, `SELECT heartbeat_at > started_at + interval '4 seconds' FROM batch_job_attempt WHERE job_key = $1`, run.Key())
+		})
+		return context.Cause(ctx)
+	}}
+	if res, err := r.RunDate(t.Context(), job, date); err != nil || res.Record.Status != jobrun.Succeeded {
+		t.Errorf("%+v, %v", res, err)
+	}
+	stop()
+	_ = tx.Rollback(context.Background())
+	all.Wait()
+}
