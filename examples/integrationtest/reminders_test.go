@@ -145,7 +145,7 @@ func TestRejectedMailWaitsForAPerson(t *testing.T) {
 	}
 	wantHistory(t, runner, job.Key(date),
 		"attempt 1 by MANUAL: FAILED, 1 items: invoice 2: mail rejected",
-		"APPROVE_RERUN of attempt 1 by kim: address corrected",
+		"APPROVE_RERUN of attempt 1 by operator: address corrected",
 		"attempt 2 by RERUN: SUCCEEDED, 2 items")
 }
 
