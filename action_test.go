@@ -193,7 +193,7 @@ func TestTwoOperatorsMarkFailedOnce(t *testing.T) {
 		key := fmt.Sprintf("nightly-%d:2026-09-15", round)
 		dead(t, db.Pool, key)
 		seen := recordOf(t, runners[0], key)
-		names := []string{"kim", "lee"}
+		names := []string{"operator", "auditor"}
 		records, errs := make([]jobrun.Record, 2), make([]error, 2)
 		start := make(chan struct{})
 		var wg sync.WaitGroup
@@ -674,7 +674,7 @@ func TestInvalidActionsAreRefusedBeforeAnythingHappens(t *testing.T) {
 		for _, bad := range []string{"", " ", "\t\r\n", "\u3000\u00a0", "a\x00b", "bad\xf8utf", "\xed\xa0\x80", strings.Repeat("a", 2001), strings.Repeat("한", 667)} {
 			_, err := act(r, t.Context(), rec, jobrun.Action{By: bad, Reason: "a reason", Force: true})
 			refused(name, "Action.By", bad, err)
-			_, err = act(r, t.Context(), rec, jobrun.Action{By: "kim", Reason: bad, Force: true})
+			_, err = act(r, t.Context(), rec, jobrun.Action{By: "operator", Reason: bad, Force: true})
 			refused(name, "Action.Reason", bad, err)
 		}
 		_, err := act(r, t.Context(), rec, jobrun.Action{})
@@ -875,7 +875,7 @@ func TestActionsTellWhatTheyDid(t *testing.T) {
 					arm(p, s.text)
 				}
 				cuts := p.Cuts()
-				a := jobrun.Action{By: "kim", Reason: fmt.Sprintf("reason %d", i), Force: i%2 == 0, ResetItems: s.kind == "APPROVE_RERUN"}
+				a := jobrun.Action{By: "operator", Reason: fmt.Sprintf("reason %d", i), Force: i%2 == 0, ResetItems: s.kind == "APPROVE_RERUN"}
 				ctx, cancel := context.WithTimeout(t.Context(), patience)
 				rec, err := actions[s.kind](r, ctx, seen, a)
 				cancel()

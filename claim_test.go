@@ -62,7 +62,7 @@ func pollUntil(ctx context.Context, is func() bool) bool {
 
 // contend lets 50 goroutines call at one instant, in turn on each of the runners. Exactly one call may execute; it
 // returns what that one got, and how the others were refused.
-func contend(t *testing.T, runners []*jobrun.Runner, job jobrun.Job) (winner jobrun.Result, err error, lost map[jobrun.Decision]int) {
+func contend(t *testing.T, runners []*jobrun.Runner, job jobrun.Job) (winner jobrun.Result, lost map[jobrun.Decision]int, err error) {
 	t.Helper()
 	var mu sync.Mutex
 	var wg sync.WaitGroup
@@ -91,7 +91,7 @@ func contend(t *testing.T, runners []*jobrun.Runner, job jobrun.Job) (winner job
 	if ran != 1 {
 		t.Fatalf("%s: %d of 50 calls executed, want 1; the others: %v", job.Name, ran, lost)
 	}
-	return winner, err, lost
+	return winner, lost, err
 }
 
 // onlyDecisions fails the test if a call was refused for another reason.
@@ -282,7 +282,7 @@ func TestDueRunHasOneWinner(t *testing.T) {
 			t.Fatal(err)
 		}
 		exec(t, db.Pool, `UPDATE batch_job_run SET next_attempt_at = now() WHERE job_key = $1`, job.Key(date))
-		winner, err, lost := contend(t, runners, job)
+		winner, lost, err := contend(t, runners, job)
 		if errors.Is(err, theirs) != failsAgain || winner.Record.Attempt != 2 || winner.Record.Trigger != jobrun.TriggerRetry {
 			t.Errorf("winner: %+v, %v", winner, err)
 		}
@@ -346,7 +346,7 @@ func TestApprovedRerunHasOneWinner(t *testing.T) {
 			if rec, err := runners[0].Get(t.Context(), job.Key(date)); err != nil || rec.ApprovedAt.IsZero() {
 				t.Errorf("%s: approved: %+v, %v", name, rec, err)
 			}
-			winner, err, lost := contend(t, runners, job)
+			winner, lost, err := contend(t, runners, job)
 			rec := winner.Record
 			if !errors.Is(err, second) || rec.Trigger != jobrun.TriggerRerun || rec.Attempt != c.attempt ||
 				!rec.ApprovedAt.IsZero() || !rec.NextAttemptAt.IsZero() || !rec.ScheduledFor.Equal(before.Record.ScheduledFor) {
@@ -376,8 +376,11 @@ func TestApprovalHoldsOnlyForWhatThePersonSaw(t *testing.T) {
 		status jobrun.Status
 		want   jobrun.Decision
 	}{
-		{jobrun.Failed, jobrun.AlreadyFailed}, {jobrun.Skipped, jobrun.AlreadySkipped}, {jobrun.Succeeded, jobrun.AlreadySucceeded},
-		{jobrun.Running, jobrun.AlreadyRunning}, {"PAUSED", jobrun.UnknownStatus},
+		{jobrun.Failed, jobrun.AlreadyFailed},
+		{jobrun.Skipped, jobrun.AlreadySkipped},
+		{jobrun.Succeeded, jobrun.AlreadySucceeded},
+		{jobrun.Running, jobrun.AlreadyRunning},
+		{"PAUSED", jobrun.UnknownStatus},
 	} {
 		for name, approved := range map[string]string{
 			"older-attempt": `attempt - 1, status`,

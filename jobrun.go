@@ -183,10 +183,10 @@ func New(pool *pgxpool.Pool, zone *time.Location, opts *Options) (*Runner, error
 		closing: make(chan struct{}), idle: make(chan struct{}),
 	}
 	r.book = lease.NewBook(r.tables, r.reserve, o.Lease, o.Logger)
-	r.book.Settled = func(row store.Row) {
+	r.book.Settled = func(ctx context.Context, row store.Row) {
 		record := r.record(row)
-		r.log.Warn("a claim whose answer was lost is closed, nothing was executed", append(record.attrs(), "job", record.Job)...)
-		r.emit(context.Background(), Event{Record: record, Previous: Running})
+		r.log.WarnContext(ctx, "a claim whose answer was lost is closed, nothing was executed", append(record.attrs(), "job", record.Job)...)
+		r.emit(ctx, Event{Record: record, Previous: Running})
 	}
 	var err error
 	if r.workerID, err = r.newWorkerID(o.WorkerID); err != nil {

@@ -159,7 +159,7 @@ func TestPanicAndGoexitEndFailed(t *testing.T) {
 		{"string", "panic: x", func() { panic("x") }},
 		{"nil", "panic called with nil argument", func() { panic(nil) }},
 		{"error", "panic: ledger out of balance", func() { panic(theirs) }},
-		{"nil-map", "assignment to entry in nil map", func() { var m map[string]int; m["a"]++ }},
+		{"nil-map", "assignment to entry in nil map", func() { var m map[string]int; m["a"]++ }}, //nolint:staticcheck // on purpose
 		{"nil-pointer", "nil pointer dereference", func() { var j *jobrun.Job; _ = j.Name }},
 		{"deep", "panic: deep", func() { deep(500) }},
 		{"long", "panic: long", func() { panic("long" + strings.Repeat("한", 1<<18)) }},
@@ -244,7 +244,9 @@ func TestAnyErrorTextIsStored(t *testing.T) {
 		{"invalid", errors.New("bad\xf8utf"), "bad\uFFFDutf", "utf"},
 		{"cut-off", errors.New("half \xed\x95"), "half \uFFFD", "\uFFFD"},
 		{"hangul", errors.New("처음" + strings.Repeat("한", 1<<20/3) + "끝: 원인"), "처음한", "한끝: 원인"},
-		{"across-0", across(0), "aaa", "한"}, {"across-1", across(1), "aaa", "한z"}, {"across-2", across(2), "aaa", "한zz"},
+		{"across-0", across(0), "aaa", "한"},
+		{"across-1", across(1), "aaa", "한z"},
+		{"across-2", across(2), "aaa", "한zz"},
 		{"limit", errors.New(strings.Repeat("x", limit)), strings.Repeat("x", limit), ""},
 		{"only-invalid", errors.New(strings.Repeat("\xff\x00", limit)), "\uFFFD", "\uFFFD"},
 		{"empty", errors.New(""), "*errors.errorString without a text", ""},
@@ -696,7 +698,7 @@ func TestEventsFollowTheCommits(t *testing.T) {
 	job.Func = func(context.Context, *jobrun.Run) error { cancel(); return theirs }
 	_, err := r.RunDate(cancelled, job, date)
 	expect("->RUNNING 1 false", "RUNNING->FAILED 1 true")
-	if failed := (*jobrun.RunError)(nil); !errors.As(last.Err, &failed) || err != last.Err {
+	if failed := (*jobrun.RunError)(nil); !errors.As(last.Err, &failed) || err != last.Err { //nolint:errorlint // the very same error
 		t.Errorf("event %v, returned %v", last.Err, err)
 	}
 

@@ -1025,7 +1025,7 @@ func TestActionsCannotBeRewritten(t *testing.T) {
 	mustMigrate(t, newRunner(t, pool, jobrun.Options{}))
 	exec(t, pool, `
 INSERT INTO batch_job_action (job_key, attempt, action, acted_by, reason, forced, reset_items, token)
-VALUES ('daily-settlement:2026-09-15', 1, 'MARK_FAILED', 'kim', 'the host is gone', false, false, gen_random_uuid())`)
+VALUES ('daily-settlement:2026-09-15', 1, 'MARK_FAILED', 'operator', 'the host is gone', false, false, gen_random_uuid())`)
 	const row = `SELECT batch_job_action::text FROM batch_job_action`
 	before := query[string](t, pool, row)
 	for _, statement := range []string{

@@ -172,8 +172,17 @@ func TestInvalidJobsAreRefusedBeforeAnythingHappens(t *testing.T) {
 		}
 	}
 	for _, f := range []jobrun.Filter{
-		{Limit: -1}, {Limit: 1001}, {From: jobrun.Date{Year: 2026, Month: 2, Day: 30}}, {To: jobrun.Date{Year: 10000, Month: 1, Day: 1}}, {Job: "a:b"}, {Job: "\xff"}, {Job: strings.Repeat("한", 81)},
-		{After: "a\x00b"}, {After: "\xff"}, {Status: []jobrun.Status{jobrun.Failed, "\x00"}}, {Status: []jobrun.Status{"\xff"}},
+		{Limit: -1},
+		{Limit: 1001},
+		{From: jobrun.Date{Year: 2026, Month: 2, Day: 30}},
+		{To: jobrun.Date{Year: 10000, Month: 1, Day: 1}},
+		{Job: "a:b"},
+		{Job: "\xff"},
+		{Job: strings.Repeat("한", 81)},
+		{After: "a\x00b"},
+		{After: "\xff"},
+		{Status: []jobrun.Status{jobrun.Failed, "\x00"}},
+		{Status: []jobrun.Status{"\xff"}},
 	} {
 		if _, err := r.List(t.Context(), f); !errors.As(err, &e) || !strings.HasPrefix(e.Field, "Filter.") {
 			t.Errorf("filter %+v: %v", f, err)
@@ -244,8 +253,15 @@ func TestInvalidOptionsAreRefused(t *testing.T) {
 		}
 	}
 	for _, opts := range []*jobrun.Options{
-		nil, {}, {DayStart: 24*time.Hour - 1}, {Lease: time.Second}, {StaleAfter: 1}, {WorkerID: strings.Repeat("한", 71)}, {WorkerID: "배치 서버 1"},
-		{Schema: strings.Repeat("한", 21)}, {Schema: `we"ird`},
+		nil,
+		{},
+		{DayStart: 24*time.Hour - 1},
+		{Lease: time.Second},
+		{StaleAfter: 1},
+		{WorkerID: strings.Repeat("한", 71)},
+		{WorkerID: "배치 서버 1"},
+		{Schema: strings.Repeat("한", 21)},
+		{Schema: `we"ird`},
 	} {
 		if r, err := jobrun.New(pool, seoul, opts); r == nil || err != nil {
 			t.Errorf("%+v: %v, %v", opts, r, err)

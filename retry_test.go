@@ -846,7 +846,8 @@ func TestRetryDueReturnsAllErrors(t *testing.T) {
 	theirs := []error{errors.New("no rates"), errors.New("disk full")}
 	fine, executions := countingJob("fine")
 	jobs := []jobrun.Job{
-		{Name: "rates", Func: func(context.Context, *jobrun.Run) error { return theirs[0] }}, fine,
+		{Name: "rates", Func: func(context.Context, *jobrun.Run) error { return theirs[0] }},
+		fine,
 		{Name: "files", Func: func(context.Context, *jobrun.Run) error { panic(theirs[1]) }},
 	}
 	for _, job := range jobs {

@@ -40,7 +40,7 @@ type Book struct {
 	Reserve *reserve.Reserve
 	Lease   time.Duration
 	Log     *slog.Logger
-	Settled func(store.Row) // after a claim whose answer was lost was closed; may be nil
+	Settled func(context.Context, store.Row) // after a claim whose answer was lost was closed; may be nil
 
 	keeper keeper
 
@@ -207,7 +207,7 @@ func (b *Book) settle(c store.Claim) {
 			cancel()
 			if err == nil {
 				if got.Token == c.Token && b.Settled != nil {
-					b.Settled(got.Row)
+					b.Settled(context.WithoutCancel(ctx), got.Row)
 				}
 				return
 			}

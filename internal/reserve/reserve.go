@@ -161,7 +161,7 @@ func (r *Reserve) kept(ctx context.Context) (*pgx.Conn, error) {
 			return nil, err
 		}
 		conn := r.conn
-		r.free = func() { _ = conn.Close(context.Background()) }
+		r.free = func() { _ = conn.Close(context.Background()) } //nolint:contextcheck // outlives the call
 	case ctx.Err() != nil:
 		return nil, r.exhausted(err)
 	default:
