@@ -5,10 +5,10 @@ import (
 	"fmt"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
-	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/seed-ccb5b62c/jobrun"
@@ -125,6 +125,11 @@ func walPer(b *testing.B, pool *pgxpool.Pool, n int, slice func()) float64 {
 	return float64(query[int64](b, pool, `SELECT pg_wal_lsn_diff(pg_current_wal_insert_lsn(), $1::text::pg_lsn)::bigint`, before)) / float64(n)
 }
 
+// name is a fresh name of a job, of a usual length.
+func name() string { return fmt.Sprintf("settlement-%06d", jobNames.Add(1)) }
+
+var jobNames atomic.Int64
+
 var noop = func(context.Context, *jobrun.Run) error { return nil }
 
 func fail(b *testing.B, err error) {
@@ -142,13 +147,13 @@ func BenchmarkLifecycle(b *testing.B) {
 			ctx := context.Background()
 			n := 64
 			ours := sliceOf(n, workers, func() {
-				res, err := runner.RunDate(ctx, jobrun.Job{Name: uuid.NewString(), Func: noop}, date)
+				res, err := runner.RunDate(ctx, jobrun.Job{Name: name(), Func: noop}, date)
 				if fail(b, err); !res.Ran() {
 					b.Error(res.Decision)
 				}
 			})
 			compare(b, ours, sliceOf(n, workers, func() {
-				key := uuid.NewString() + ":2026-09-15"
+				key := name() + ":2026-09-15"
 				_, err := bare.Exec(ctx, bareClaim, key, "bench-00000000")
 				fail(b, err)
 				_, err = bare.Exec(ctx, bareFinish, key)
@@ -193,7 +198,7 @@ func BenchmarkRacers(b *testing.B) {
 	ctx := context.Background()
 	race := func(f func(key string)) func() {
 		return func() {
-			key := uuid.NewString()
+			key := name()
 			start := make(chan struct{})
 			var wg sync.WaitGroup
 			for range 64 {

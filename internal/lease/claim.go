@@ -237,7 +237,6 @@ func (b *Book) Finish(ctx context.Context, h *Held, o store.Outcome) (after stor
 			return err
 		}
 		if written {
-			next.Trigger, next.Processed, next.Failed = row.Trigger, o.Processed, o.Failed // also if the attempt's row was deleted
 			after = next
 			return nil
 		}
@@ -249,9 +248,7 @@ func (b *Book) Finish(ctx context.Context, h *Held, o store.Outcome) (after stor
 			return errUnseen // changed between the two statements: look again
 		case standing.EndedBy == "WORKER" && standing.Outcome == o.Status,
 			standing.Gone && standing.Ours && standing.Status == o.Status: // by an earlier try
-			after = row
-			after.Status, after.Error, after.Processed, after.Failed = o.Status, o.Error, o.Processed, o.Failed
-			after.FinishedAt, after.NextAttemptAt = standing.FinishedAt, standing.Next
+			after = standing.Ended(row, o)
 			return nil
 		}
 		return fmt.Errorf("%w: attempt %d ended %s, not recorded: %s", ErrLost, row.Attempt, o.Status, superseded(standing))

@@ -36,21 +36,19 @@ WITH bound AS MATERIALIZED (
     AND r.token = $3::text::uuid
     AND r.worker_id = $10::text
     AND r.status || '' = 'RUNNING'
-  RETURNING r.*
+  RETURNING r.status, r.finished_at, r.next_attempt_at, r.error_message
 ), history AS (
   UPDATE batch_job_attempt AS a
-  SET finished_at = done.finished_at, outcome = done.status, ended_by = 'WORKER',
+  SET finished_at = done.finished_at, heartbeat_at = done.finished_at, outcome = done.status, ended_by = 'WORKER',
     error_message = done.error_message, items_processed = $8::bigint, items_failed = $9::bigint
   FROM done
   WHERE a.job_key = $1::text
     AND a.attempt = $2::integer
     AND a.token = $3::text::uuid
     AND a.finished_at IS NULL
-  RETURNING a.*
 )
-SELECT` + rowColumns + `
-FROM done AS r
-LEFT JOIN history AS a ON true`
+SELECT finished_at, next_attempt_at
+FROM done`
 
 // Finish ends the attempt. Found is false when the run is no longer RUNNING
 // under this token: it was superseded, or an earlier Finish whose answer was
@@ -62,7 +60,18 @@ func (s *Store) Finish(ctx context.Context, db DB, row Row, o Outcome, lock time
 	}
 	rows, err := db.Query(ctx, s.finish, row.Key, row.Attempt, row.Token, millis(lock),
 		o.Status, o.Error, next, o.Processed, o.Failed, row.Worker)
-	return one(rows, err, collectRow)
+	return one(rows, err, func(answer pgx.CollectableRow) (Row, error) {
+		var finished, due pgtype.Timestamptz
+		err := answer.Scan(&finished, &due)
+		return row.ended(o, finished.Time, due.Time), err
+	})
+}
+
+// ended is the row after the outcome was recorded.
+func (r Row) ended(o Outcome, at, next time.Time) Row {
+	r.Status, r.Error, r.Processed, r.Failed = o.Status, o.Error, o.Processed, o.Failed
+	r.FinishedAt, r.HeartbeatAt, r.NextAttemptAt = at, at, next
+	return r
 }
 
 // Pulse is what one running attempt sends with a heartbeat.
@@ -143,6 +152,10 @@ LEFT JOIN batch_job_run AS r
   ON r.job_key = m.job_key
 LEFT JOIN batch_job_attempt AS a
   ON a.job_key = m.job_key AND a.attempt = m.attempt AND a.token = m.token`
+
+// Ended is the row of an attempt whose outcome was recorded, as st says, by a try
+// whose answer was lost.
+func (st Standing) Ended(row Row, o Outcome) Row { return row.ended(o, st.FinishedAt, st.Next) }
 
 // Standing is what the tables say about an attempt.
 type Standing struct {

@@ -34,7 +34,8 @@ WITH bound AS MATERIALIZED (
 // nothing is locked or written. Else it inserts the run row first and waits for
 // another session's uncommitted insert of the same key, at most lock_timeout: set
 // in a subquery of the statement, so that nothing is left behind in the session.
-// No row in the answer: the winner committed after this statement's snapshot.
+// No row in the answer: the winner committed after this statement's snapshot. A
+// fresh run answers the columns of rowColumns without looking them up.
 const claimSQL = seenFirst + `, claimed AS (
   INSERT INTO batch_job_run AS r
     (job_key, status, started_at, worker_id, job_name, business_date, scheduled_for, attempt, token)
@@ -44,18 +45,17 @@ const claimSQL = seenFirst + `, claimed AS (
   FROM bound
   WHERE NOT EXISTS (SELECT FROM seen)
   ON CONFLICT (job_key) DO NOTHING
-  RETURNING r.*
+  RETURNING r.job_key, r.status, r.token, r.worker_id, r.attempt, r.executions, r.scheduled_for, r.started_at
 ), history AS (
   INSERT INTO batch_job_attempt AS a
     (job_key, attempt, token, worker_id, trigger, started_at, heartbeat_at, lease, stale_after)
   SELECT job_key, attempt, token, worker_id, $8::text, started_at, started_at,
     $9::bigint * interval '1 microsecond', $10::bigint * interval '1 microsecond'
   FROM claimed
-  RETURNING a.*
 )
-SELECT` + rowColumns + `
-FROM claimed AS r
-JOIN history AS a ON true
+SELECT job_key, status, token::text, worker_id, $8::text, '', attempt, executions, scheduled_for, started_at,
+  NULL, started_at, NULL, NULL, NULL, false, 0, 0
+FROM claimed
 UNION ALL
 SELECT * FROM seen`
 

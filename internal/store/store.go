@@ -108,8 +108,7 @@ const sameAttempt = `a.job_key = r.job_key AND a.attempt = r.attempt AND a.token
 
 // durable makes the statement's commit wait for the disk even if the session does
 // not: what was acknowledged must outlive a crash of the server.
-const durable = `set_config('synchronous_commit',
-    CASE current_setting('synchronous_commit') WHEN 'off' THEN 'on' ELSE current_setting('synchronous_commit') END, true)`
+const durable = `CASE WHEN current_setting('synchronous_commit') = 'off' THEN set_config('synchronous_commit', 'on', true) END`
 
 // retryable is the time from which a run r is to be tried again, if it is still
 // as the attempt a left it; a row that never was an attempt of ours says it alone.
