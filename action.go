@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"strings"
 	"time"
+	"unicode"
 
 	"github.com/google/uuid"
 
@@ -33,6 +34,9 @@ func (r *Runner) MarkFailed(ctx context.Context, rec Record, a Action) (Record, 
 // retried. It acts only if the run is still as rec says, no approval is pending
 // and its history was not pruned; else ErrConflict.
 func (r *Runner) ApproveRerun(ctx context.Context, rec Record, a Action) (Record, error) {
+	if _, _, _, ok := parseKey(rec.Key); !ok {
+		return Record{}, &InvalidError{"key", rec.Key, "a job's name, a colon, and a date of the calendar or a slot: no job could execute it"}
+	}
 	return r.act(ctx, "APPROVE_RERUN", rec, a, "", func(ctx context.Context, s *store.Store, db store.DB, act store.Action) (store.Row, bool, error) {
 		return s.Approve(ctx, db, act)
 	})
@@ -43,7 +47,7 @@ func (r *Runner) ApproveRerun(ctx context.Context, rec Record, a Action) (Record
 func (r *Runner) Skip(ctx context.Context, key string, a Action) (Record, error) {
 	job, date, _, ok := parseKey(key)
 	if !ok || validName(job) != nil {
-		return Record{}, &InvalidError{"key", key, "a job's name, a colon, and a date or a slot"}
+		return Record{}, &InvalidError{"key", key, "a job's name, a colon, and a date of the calendar or a slot"}
 	}
 	if err := a.validate(); err != nil {
 		return Record{}, err
@@ -93,16 +97,20 @@ func (r *Runner) act(ctx context.Context, kind string, rec Record, a Action, tex
 		return Record{}, fmt.Errorf("%s: %w", what, err)
 	case now.Status != rec.Status || now.Attempt != rec.Attempt || now.token != rec.token || now.WorkerID != rec.WorkerID || !now.StartedAt.Equal(rec.StartedAt):
 		err = fmt.Errorf("%w: it is now %s at attempt %d by %s", ErrConflict, now.Status, now.Attempt, now.WorkerID)
+		if rec.token == "" && now.token != "" {
+			err = fmt.Errorf("%w; if that is what you saw, the record was not as a method returned it (did it go through JSON?): read the run again", err)
+		}
 	case !now.PrunedAt.IsZero():
 		err = fmt.Errorf("%w: its history was pruned, it can never run again", ErrConflict)
-	case kind == "MARK_FAILED" && now.Status == Running:
+	case kind == "MARK_FAILED" && now.Status == Running && !now.HeartbeatAt.IsZero():
 		err = fmt.Errorf("%w: last heartbeat %s", ErrAlive, now.HeartbeatAt.Format(time.RFC3339))
 	case !now.ApprovedAt.IsZero():
 		err = fmt.Errorf("%w: a re-run is approved since %s", ErrConflict, now.ApprovedAt.Format(time.RFC3339))
 	case kind == "APPROVE_RERUN" && now.Status == Succeeded:
 		err = fmt.Errorf("%w: it SUCCEEDED; only Force runs it again", ErrConflict)
 	default:
-		err = fmt.Errorf("%w: it is %s", ErrConflict, now.Status)
+		needs := map[string]string{"MARK_FAILED": "RUNNING", "APPROVE_RERUN": "FAILED or SKIPPED", "SKIP": "FAILED, or that there is no run"}
+		err = fmt.Errorf("%w: it is %s, it needs %s", ErrConflict, now.Status, needs[kind])
 	}
 	return now, fmt.Errorf("%s: %w", what, err)
 }
@@ -112,23 +120,31 @@ const maxActionText = 2000
 
 // validate returns an *InvalidError unless the action says who and why.
 func (a Action) validate() error {
-	for _, f := range [...]struct{ name, value string }{{"Action.By", a.By}, {"Action.Reason", a.Reason}} {
-		if strings.TrimSpace(f.value) == "" || store.CleanText(f.value) != f.value || len(f.value) > maxActionText {
-			return &InvalidError{f.name, f.value, fmt.Sprintf("valid text of 1 to %d bytes", maxActionText)}
+	for _, f := range [...]struct{ name, value, breaks string }{{"Action.By", a.By, ""}, {"Action.Reason", a.Reason, "\n\t"}} {
+		forged := strings.ContainsFunc(f.value, func(c rune) bool { return unicode.IsControl(c) && !strings.ContainsRune(f.breaks, c) })
+		if strings.TrimSpace(f.value) == "" || store.CleanText(f.value) != f.value || len(f.value) > maxActionText || forged {
+			return &InvalidError{f.name, f.value, fmt.Sprintf("text of 1 to %d bytes, not only spaces, without control characters (a reason may have several lines)", maxActionText)}
 		}
+	}
+	if a.ResetItems {
+		return &InvalidError{"Action.ResetItems", true, "false: this version keeps no ledger of items, so a re-run does every item again"}
 	}
 	return nil
 }
 
-// Prune removes the attempts of runs that have ended and whose business date is
-// before a date, in batches that hold no long lock, and returns
+// Prune removes the attempts of runs that are SUCCEEDED or SKIPPED and whose
+// business date is before a date, in batches that hold no long lock, and returns
 // how many runs that were. The row of a dated run stays for ever, marked: it keeps
-// the date from being run again, and an approval of it is refused. Rows of jobs
-// with Every go too. RUNNING, due or approved runs, those of other programs, and
-// people's actions are never touched. It needs the privilege to DELETE.
+// the date from being run again, and an approval of it is refused, so a date after
+// today is too. Rows of jobs with Every go as well. RUNNING, FAILED and approved
+// runs, those of other programs, and people's actions are never touched. It needs
+// the privilege to DELETE.
 func (r *Runner) Prune(ctx context.Context, before Date) (int64, error) {
 	if !before.IsValid() {
 		return 0, &InvalidError{"before", before.String(), "a calendar date from 0001-01-01 to 9999-12-31"}
+	}
+	if today := r.Today(); before.Compare(today) > 0 {
+		return 0, &InvalidError{"before", before.String(), "a date up to today, " + today.String() + ": a pruned run can never run again"}
 	}
 	var total int64
 	for after := ""; ; {

@@ -3,6 +3,7 @@ package jobrun
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"slices"
 	"time"
@@ -45,7 +46,8 @@ type AttentionOptions struct {
 // waiting for the next; approvals that nobody executes. Of the given jobs (none
 // given: those registered by Schedule): the due dates without a run, from the
 // job's first run on. It reads a few index ranges, however long the history, and
-// changes nothing.
+// changes nothing. If the missed dates of a job cannot be told, because its Date or
+// Calendar fails, the problems that were found come with that error.
 func (r *Runner) Attention(ctx context.Context, opts *AttentionOptions, jobs ...Job) ([]Problem, error) {
 	o := AttentionOptions{}
 	if opts != nil {
@@ -109,10 +111,11 @@ func (r *Runner) Attention(ctx context.Context, opts *AttentionOptions, jobs ...
 		rec := r.record(f)
 		add(ProblemAttempt, rec, rec.FinishedAt)
 	}
+	var errs []error // of one job's rule or calendar: the others' problems are shown all the same
 	for _, job := range jobs {
 		missed, err := r.overlooked(ctx, job, o.DueBy)
 		if err != nil {
-			return nil, fmt.Errorf("attention: %w", err)
+			errs = append(errs, fmt.Errorf("attention: missed dates of %s: %w", job.Name, err))
 		}
 		for _, d := range missed {
 			problems = append(problems, Problem{ProblemMissed, job.Name, job.Key(d), d, Record{}, startOfDay(d, r.zone)})
@@ -121,5 +124,5 @@ func (r *Runner) Attention(ctx context.Context, opts *AttentionOptions, jobs ...
 	slices.SortStableFunc(problems, func(a, b Problem) int {
 		return cmp.Or(cmp.Compare(a.Kind, b.Kind), a.Since.Compare(b.Since), cmp.Compare(a.Key, b.Key))
 	})
-	return problems, nil
+	return problems, errors.Join(errs...)
 }

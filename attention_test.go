@@ -458,8 +458,8 @@ func TestLooksDoNotWalkTheHistory(t *testing.T) {
 		INSERT INTO batch_job_attempt (job_key, attempt, token, worker_id, trigger, started_at, heartbeat_at, lease, stale_after, finished_at, outcome, ended_by)
 		SELECT job_key, attempt, token, worker_id, 'SCHEDULE', started_at, started_at, '2 min', '20 min', finished_at, status, 'WORKER' FROM run`)
 	for n, row := range []string{"'RUNNING', NULL::timestamptz, NULL::timestamptz", "'FAILED', NULL::timestamptz, NULL::timestamptz", "'FAILED', now() - interval '1 min', NULL::timestamptz", "'SUCCEEDED', NULL::timestamptz, now() - interval '1 h'", "'SKIPPED', NULL::timestamptz, now() - interval '1 h'"} {
-		exec(t, db.Pool, `WITH run AS (INSERT INTO batch_job_run (job_key, status, next_attempt_at, approved_at, worker_id, token, attempt, approved_attempt, approved_status, started_at)
-			SELECT $1::text, status, next, approved, 'node-1', gen_random_uuid(), 2, 2, status, now() - interval '1 h' FROM (VALUES (`+row+`)) AS v (status, next, approved) RETURNING *)
+		exec(t, db.Pool, `WITH run AS (INSERT INTO batch_job_run (job_key, status, next_attempt_at, approved_at, worker_id, token, attempt, approved_attempt, approved_status, approved_worker, started_at, finished_at, approved_finished_at)
+			SELECT $1::text, status, next, approved, 'node-1', gen_random_uuid(), 2, 2, status, 'node-1', now() - interval '1 h', now() - interval '30 min', now() - interval '30 min' FROM (VALUES (`+row+`)) AS v (status, next, approved) RETURNING *)
 			INSERT INTO batch_job_attempt (job_key, attempt, token, worker_id, trigger, started_at, heartbeat_at, lease, stale_after, finished_at, outcome)
 			SELECT job_key, n, CASE n WHEN 2 THEN token END, worker_id, 'SCHEDULE', started_at, started_at, '2 min', '20 min', now() - interval '30 min', CASE n WHEN 1 THEN 'FAILED' ELSE status END
 			FROM run, generate_series(1, 2) AS n`, fmt.Sprintf("job-20:2026-09-%02d", n+1))

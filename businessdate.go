@@ -232,9 +232,10 @@ func businessDate(t time.Time, zone *time.Location, dayStart time.Duration) Date
 
 // dueDates are the dates in [from, to] that a job is due on, in order: those that
 // the rule yields for a trigger date not after last and that the calendar accepts.
-// A rule may move a date by at most 400 days; where it has no date, there is no run.
+// A rule may move a date by at most 400 days; an error of the rule for a
+// trigger date after from, up to a month after to, is returned beside the dates.
 // (TestDueDates)
-func dueDates(rule DateRule, cal Calendar, from, to, last Date) (due []Date) {
+func dueDates(rule DateRule, cal Calendar, from, to, last Date) (due []Date, err error) {
 	first, end := from, to
 	if rule != nil {
 		first, end = from.AddDays(-furthest), to.AddDays(furthest)
@@ -243,13 +244,18 @@ func dueDates(rule DateRule, cal Calendar, from, to, last Date) (due []Date) {
 	for t := first; t.Compare(end) <= 0 && t.Compare(last) <= 0; t = t.AddDays(1) {
 		d := t
 		if rule != nil {
-			var err error
 			if !t.IsValid() {
 				continue
 			}
-			if d, err = rule(t); err != nil {
+			mapped, ruleErr := rule(t)
+			if ruleErr != nil {
+				// A trigger then has run nothing: that must not look like nothing missed.
+				if t.Compare(from) > 0 && t.Compare(to.AddDays(31)) <= 0 && err == nil {
+					err = fmt.Errorf("date of the run for %s: %w", t, ruleErr)
+				}
 				continue
 			}
+			d = mapped
 		}
 		if d.Compare(from) >= 0 && d.Compare(to) <= 0 && !seen[d] && cal.has(d) {
 			seen[d] = true
@@ -257,7 +263,7 @@ func dueDates(rule DateRule, cal Calendar, from, to, last Date) (due []Date) {
 		}
 	}
 	slices.SortFunc(due, Date.Compare)
-	return due
+	return due, err
 }
 
 // furthest is how many days a rule may move a date.

@@ -112,9 +112,9 @@ func TestDueDates(t *testing.T) {
 		{"beginning of time", shift(-1), nil, "0001-01-01", "0001-01-02", "9999-12-31", dates("0001-01-01", "0001-01-02")},
 		{"end of time", shift(1), nil, "9999-12-30", "9999-12-31", "9999-12-31", dates("9999-12-30", "9999-12-31")},
 	} {
-		got := dueDates(c.rule, c.calendar, MustParseDate(c.from), MustParseDate(c.to), MustParseDate(c.last))
-		if !slices.Equal(got, c.want) {
-			t.Errorf("%s: %v, want %v", c.what, fmt.Sprint(got), fmt.Sprint(c.want))
+		got, err := dueDates(c.rule, c.calendar, MustParseDate(c.from), MustParseDate(c.to), MustParseDate(c.last))
+		if !slices.Equal(got, c.want) || (err != nil) != (c.what == "rule without a date") {
+			t.Errorf("%s: %v, %v, want %v", c.what, fmt.Sprint(got), err, fmt.Sprint(c.want))
 		}
 	}
 }

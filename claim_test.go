@@ -302,7 +302,7 @@ func TestDueRunHasOneWinner(t *testing.T) {
 }
 
 // approve pretends that a person approved a re-run of the run as it is now.
-const approve = `UPDATE batch_job_run SET approved_at = now(), approved_attempt = attempt, approved_status = status WHERE job_key = $1`
+const approve = `UPDATE batch_job_run SET approved_at = now(), approved_attempt = attempt, approved_status = status, approved_worker = worker_id, approved_finished_at = finished_at WHERE job_key = $1`
 
 func TestApprovedRerunHasOneWinner(t *testing.T) {
 	t.Parallel()
@@ -396,7 +396,7 @@ func TestApprovalHoldsOnlyForWhatThePersonSaw(t *testing.T) {
 			job, executions := countingJob(name + "-" + string(c.status))
 			key := job.Key(date)
 			exec(t, db.Pool, `INSERT INTO batch_job_run (job_key, status, worker_id, attempt) VALUES ($1, $2, 'node-1', 2)`, key, c.status)
-			exec(t, db.Pool, `UPDATE batch_job_run SET (approved_at, approved_attempt, approved_status) = ROW(now(), `+approved+`) WHERE job_key = $1`, key)
+			exec(t, db.Pool, `UPDATE batch_job_run SET (approved_at, approved_worker, approved_finished_at, approved_attempt, approved_status) = ROW(now(), worker_id, finished_at, `+approved+`) WHERE job_key = $1`, key)
 			stored := rowAsStored(t, db.Pool, key)
 			ctx, cancel := context.WithTimeout(t.Context(), 3*time.Second)
 			res, err := r.RunDate(ctx, job, date)

@@ -348,3 +348,78 @@ func TestBlockedClaimsDoNotStarveHeartbeats(t *testing.T) {
 	_ = tx.Rollback(context.Background())
 	all.Wait()
 }
+
+// What a person or a retry was allowed to do is void once somebody else has used
+// the occasion, even if the run looks as before.
+func TestPermissionIsVoidOnceAnotherProgramHasRunIt(t *testing.T) {
+	t.Parallel()
+	db := pgtest.New(t)
+	r := newRunner(t, db.Pool, jobrun.Options{})
+	const (
+		byHand = `UPDATE batch_job_run SET status = 'RUNNING', started_at = now(), finished_at = NULL, error_message = NULL WHERE job_key = $1`
+		paid   = `UPDATE batch_job_run SET status = 'SUCCEEDED', finished_at = now() WHERE job_key = $1`
+		half   = `UPDATE batch_job_run SET status = 'FAILED', finished_at = now(), error_message = 'half is paid by hand' WHERE job_key = $1`
+	)
+	retry := jobrun.Retry{MaxAttempts: 5, Backoff: func(int) time.Duration { return 0 }}
+	for name, c := range map[string]struct {
+		err      error // of the first attempt
+		retry    jobrun.Retry
+		approved bool
+		then     []string
+	}{
+		"approved-taken-over":  {errors.New("boom"), jobrun.Retry{}, true, []string{neighbourTakes, neighbourEnds}},
+		"approved-done-again":  {nil, jobrun.Retry{}, true, []string{byHand, paid}},
+		"due-run-by-hand":      {errors.New("boom"), retry, false, []string{byHand, half}},
+		"due-paid-then-failed": {errors.New("boom"), retry, false, []string{paid, half}},
+	} {
+		executions := 0
+		job := jobrun.Job{Name: name, Retry: c.retry, Func: func(context.Context, *jobrun.Run) error { executions++; return c.err }}
+		res, _ := r.RunDate(t.Context(), job, date)
+		if c.approved {
+			if _, err := r.ApproveRerun(t.Context(), res.Record, jobrun.Action{By: "operator", Reason: "again", Force: true}); err != nil {
+				t.Fatal(err)
+			}
+		}
+		for _, sql := range c.then {
+			exec(t, db.Pool, sql, job.Key(date))
+		}
+		results, err := r.RetryDue(t.Context(), job)
+		if again, againErr := r.RunDate(t.Context(), job, date); err != nil || len(results) != 0 || againErr != nil || again.Ran() || executions != 1 {
+			t.Errorf("%s: executed %d times: %+v, %v, %+v, %v", name, executions, results, err, again, againErr)
+		}
+		history, err := r.History(t.Context(), job.Key(date))
+		if err != nil || history[len(history)-1].Action == nil && !strings.Contains(history[len(history)-1].Error, "outside") && history[len(history)-1].WorkerID != "node-1" {
+			t.Errorf("%s: the history ends with %+v, %v", name, history[len(history)-1], err)
+		}
+	}
+}
+
+// The answer to the claim is lost, and a neighbour takes the run over before the
+// claim is repeated: our token is still there, but the run is not ours.
+func TestRepeatedClaimDoesNotAdoptANeighboursRun(t *testing.T) {
+	t.Parallel()
+	db := pgtest.New(t)
+	p, r := proxied(t, db, jobrun.Options{})
+	p.CutAfter(claimStatement)
+	executed := false
+	job := jobrun.Job{Name: "pay", Func: func(context.Context, *jobrun.Run) error { executed = true; return nil }}
+	var wg sync.WaitGroup
+	wg.Go(func() {
+		eventually(t, "the answer is cut", func() bool { return p.Cuts() > 0 })
+		p.RefuseNew(true)
+		eventually(t, "the claim is there", func() bool {
+			return query[bool](t, db.Pool, `SELECT count(*) > 0 FROM batch_job_run`)
+		})
+		exec(t, db.Pool, neighbourFails, job.Key(date))
+		exec(t, db.Pool, neighbourTakes, job.Key(date))
+		p.RefuseNew(false)
+	})
+	res, err := r.RunDate(t.Context(), job, date)
+	wg.Wait()
+	if taken := query[string](t, db.Pool, `SELECT status || ' ' || worker_id FROM batch_job_run`); executed && taken != "SUCCEEDED "+res.Record.WorkerID || !executed && taken != "RUNNING node-1" {
+		t.Errorf("executed: %t, the row is %s; %+v, %v", executed, taken, res, err)
+	}
+	if executed && res.Record.WorkerID == "node-1" {
+		t.Error("we executed the neighbour's run")
+	}
+}

@@ -100,7 +100,7 @@ func (r *Runner) claim(ctx context.Context, job Job, s slot) (res Result, err er
 		if err != nil {
 			return res, fmt.Errorf("claim %s: %w", s.key, schema.Explain(err))
 		}
-		if res.Record = r.record(row); row.Token == c.Token {
+		if res.Record = r.record(row); c.Won(row) {
 			r.emit(ctx, Event{Record: res.Record})
 		}
 		return res, nil
@@ -114,7 +114,7 @@ func (r *Runner) claim(ctx context.Context, job Job, s slot) (res Result, err er
 		return res, fmt.Errorf("claim %s: %w", s.key, schema.Explain(err))
 	}
 	row := claimed.Row
-	if res.Record = r.record(row); row.Token != c.Token || row.Status != string(Running) {
+	if res.Record = r.record(row); !c.Won(row) || row.Status != string(Running) {
 		res.Decision = r.lost(row)
 		return res, nil
 	}

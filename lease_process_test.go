@@ -169,7 +169,8 @@ func TestStoppedProcessThatWasSupersededLosesItsLease(t *testing.T) {
 	c := startLeaseChild(t, db.URL, time.Second)
 	c.signal(t, syscall.SIGSTOP)
 	silence(t, db.Pool)
-	exec(t, db.Pool, `UPDATE batch_job_run SET status = 'FAILED', finished_at = now(), next_attempt_at = now()`)
+	exec(t, db.Pool, `UPDATE batch_job_run SET status = 'FAILED', finished_at = now(), approved_at = now(),
+		approved_attempt = attempt, approved_status = 'FAILED', approved_worker = worker_id, approved_finished_at = now()`)
 	f := launch(t, t.Context(), newRunner(t, db.Pool, jobrun.Options{Lease: time.Second}), jobrun.Job{Name: "nightly"})
 	c.signal(t, syscall.SIGCONT)
 	c.says(t, "context ended: true")
@@ -177,7 +178,7 @@ func TestStoppedProcessThatWasSupersededLosesItsLease(t *testing.T) {
 	c.says(t, "RAN and lost the lease")
 	beaten(t, db.Pool, f.run.Key(), 1)
 	f.succeeds(t, 2)
-	if f.run.Trigger() != jobrun.TriggerRetry || !query[bool](t, db.Pool, `SELECT status = 'SUCCEEDED' AND attempt = 2 AND worker_id NOT LIKE 'child%' FROM batch_job_run`) {
+	if f.run.Trigger() != jobrun.TriggerRerun || !query[bool](t, db.Pool, `SELECT status = 'SUCCEEDED' AND attempt = 2 AND worker_id NOT LIKE 'child%' FROM batch_job_run`) {
 		t.Error(query[string](t, db.Pool, `SELECT to_jsonb(r)::text FROM batch_job_run AS r`))
 	}
 }

@@ -641,7 +641,8 @@ func TestTwoAttemptsOfOneKeyInOneProcess(t *testing.T) {
 	r := newRunner(t, db.Pool, jobrun.Options{Lease: time.Second})
 	first := launch(t, t.Context(), r, jobrun.Job{Name: "nightly"})
 	first.run.AddProcessed(7)
-	exec(t, db.Pool, `UPDATE batch_job_run SET status = 'FAILED', finished_at = now(), next_attempt_at = now()`)
+	exec(t, db.Pool, `UPDATE batch_job_run SET status = 'FAILED', finished_at = now(), approved_at = now(),
+		approved_attempt = attempt, approved_status = 'FAILED', approved_worker = worker_id, approved_finished_at = now()`)
 	second := launch(t, t.Context(), r, jobrun.Job{Name: "nightly"})
 	second.run.AddProcessed(1)
 	within(t, "the first attempt's context ends", first.ctx.Done())

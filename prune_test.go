@@ -104,14 +104,14 @@ func TestPruneTouchesOnlyWhatHasEnded(t *testing.T) {
 	// To be pruned.
 	end("succeeded", date, nil, jobrun.Retry{})
 	end("skipped", date, jobrun.SkipRun("no orders"), jobrun.Retry{})
-	end("failed", date, theirs, jobrun.Retry{})
 	if _, err := r.Skip(t.Context(), "skipped-by-a-person:2026-09-15", operator); err != nil {
 		t.Fatal(err)
 	}
 	approve(end("approval-void", date, nil, jobrun.Retry{}))
-	exec(t, db.Pool, `UPDATE batch_job_run SET status = 'FAILED' WHERE job_name = 'approval-void'`)
-	pruned := []string{"succeeded:2026-09-15", "skipped:2026-09-15", "failed:2026-09-15", "skipped-by-a-person:2026-09-15", "approval-void:2026-09-15"}
+	exec(t, db.Pool, `UPDATE batch_job_run SET status = 'SKIPPED' WHERE job_name = 'approval-void'`)
+	pruned := []string{"succeeded:2026-09-15", "skipped:2026-09-15", "skipped-by-a-person:2026-09-15", "approval-void:2026-09-15"}
 	// To be left alone.
+	end("failed", date, theirs, jobrun.Retry{}) // a person has not decided yet
 	f := launch(t, t.Context(), r, jobrun.Job{Name: "running"})
 	end("due", date, theirs, jobrun.Retry{MaxAttempts: 2, Backoff: func(int) time.Duration { return 0 }})
 	end("retrying", date, theirs, jobrun.Retry{MaxAttempts: 2})
@@ -166,6 +166,8 @@ func TestPruneRemovesSlotsWhole(t *testing.T) {
 	if _, err := r.RunTrigger(t.Context(), failing, instant("2026-09-14T20:30:00+09:00")); err == nil {
 		t.Fatal("no error")
 	}
+	prune(t, r, "2026-09-15", 0) // a delayed trigger of these slots may still come
+	exec(t, db.Pool, `UPDATE batch_job_run SET finished_at = finished_at - interval '25 hours'`)
 	prune(t, r, "2026-09-15", 3)
 	keys := query[[]string](t, db.Pool, `SELECT array_agg(job_key::text ORDER BY job_key COLLATE "C") FROM batch_job_run`)
 	if strings.Join(keys, " ") != "hourly:2026-09-14T20:00+09:00 hourly:2026-09-15T00:00+09:00" {
@@ -176,6 +178,19 @@ func TestPruneRemovesSlotsWhole(t *testing.T) {
 	}
 	if n := query[int](t, db.Pool, `SELECT count(*)::int FROM batch_job_action`); n != 1 {
 		t.Errorf("%d actions", n)
+	}
+}
+
+func TestPruneRefusesADateAfterToday(t *testing.T) {
+	t.Parallel()
+	db := pgtest.New(t)
+	r := newRunner(t, db.Pool, jobrun.Options{})
+	if _, err := r.RunDate(t.Context(), jobrun.Job{Name: "daily", Func: noop}, date); err != nil {
+		t.Fatal(err)
+	}
+	var invalid *jobrun.InvalidError
+	if n, err := r.Prune(t.Context(), r.Today().AddDays(1)); !errors.As(err, &invalid) || n != 0 {
+		t.Errorf("pruned %d, %v", n, err)
 	}
 }
 
@@ -190,7 +205,6 @@ func TestPrunedRunNeverRunsAgain(t *testing.T) {
 	}{
 		"succeeded": {nil, jobrun.AlreadySucceeded},
 		"skipped":   {jobrun.SkipRun("no orders"), jobrun.AlreadySkipped},
-		"failed":    {errors.New("no rates"), jobrun.AlreadyFailed},
 	} {
 		job, executions := countingJob(name)
 		job.Retry = jobrun.Retry{MaxAttempts: 9}
@@ -198,7 +212,7 @@ func TestPrunedRunNeverRunsAgain(t *testing.T) {
 		first.Retry = jobrun.Retry{}
 		first.Func = func(context.Context, *jobrun.Run) error { return c.err }
 		seen, _ := r.RunDate(t.Context(), first, date)
-		prune(t, r, "2027-01-01", 1)
+		prune(t, r, r.Today().String(), 1)
 		row := rowAsStored(t, db.Pool, job.Key(date))
 		refuse := func() {
 			t.Helper()
@@ -237,7 +251,7 @@ func TestPrunedRunNeverRunsAgain(t *testing.T) {
 		}
 		demands(t, r, nil, nil) // nobody can do anything about it
 		// Not even when another program makes it look due and approved.
-		exec(t, db.Pool, `UPDATE batch_job_run SET next_attempt_at = now(), approved_at = now(), approved_attempt = attempt, approved_status = status`)
+		exec(t, db.Pool, `UPDATE batch_job_run SET next_attempt_at = now(), approved_at = now(), approved_attempt = attempt, approved_status = status, approved_worker = worker_id, approved_finished_at = finished_at`)
 		if refuse(); executions.Load() != 0 {
 			t.Errorf("%s was executed", name)
 		}

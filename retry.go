@@ -74,8 +74,8 @@ func RetryAfter(err error, d time.Duration) error {
 
 // RetryDue executes the runs of the given jobs (none given: those registered by
 // Schedule; none at all is an error) that are due or approved now, and returns
-// when they have ended: jobs side by side, the runs of one job one after the
-// other, oldest date first. Runs of other jobs are left alone, so that a new
+// when they have ended: jobs side by side, the runs of one job within this call
+// one after the other, oldest date first. Runs of other jobs are left alone, so that a new
 // binary's jobs are not run by an old one. It may be called by several instances
 // and overlap with itself: a run is executed by one of them. The results are in
 // the order of the jobs; the error joins those of all runs that failed, which
@@ -160,9 +160,17 @@ func (r *Runner) nextAttempt(ctx context.Context, job Job, run *Run, err error, 
 	case job.Retry.Backoff == nil:
 		return Exponential(time.Minute, time.Hour)(run.held.Row.Executions)
 	}
-	pause := time.Minute
-	if err := contain(func() error { pause = max(0, job.Retry.Backoff(run.held.Row.Executions)); return nil }); err != nil {
-		run.log.ErrorContext(ctx, "backoff panicked, retrying in a minute", "err", errorText(err))
+	pause := time.Duration(-1)
+	var p *PanicError
+	done := make(chan struct{})
+	go func() { // a Goexit must not end the caller's goroutine
+		defer close(done)
+		p = caught(func() { pause = max(0, job.Retry.Backoff(run.held.Row.Executions)) })
+	}()
+	<-done
+	if pause < 0 {
+		run.log.ErrorContext(ctx, "backoff panicked, retrying in a minute", "err", fmt.Sprint(p))
+		return time.Minute
 	}
 	return pause
 }

@@ -1,6 +1,7 @@
 package jobrun
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -97,11 +98,12 @@ func (r *Runner) scheduled() (jobs []Job) {
 // Missed returns the dates in [from, to], at most 4000 days, that were due and
 // have no run: those that Job.Date yields for a trigger date up to today and that
 // Job.Calendar accepts. It knows nothing of cron specs: a job that is due on some
-// days only needs a Calendar. A job with Every has no dates: an error.
+// days only needs a Calendar. Where Job.Date fails, the known dates come with its
+// error. A job with Every has no dates: an error.
 func (r *Runner) Missed(ctx context.Context, job Job, from, to Date) ([]Date, error) {
 	_, missed, err := r.ledger(ctx, job, from, to, r.Today())
 	if err != nil {
-		return nil, fmt.Errorf("missed dates of %s: %w", job.Name, err)
+		return missed, fmt.Errorf("missed dates of %s: %w", job.Name, err)
 	}
 	return missed, nil
 }
@@ -177,8 +179,9 @@ func (r *Runner) ledger(ctx context.Context, job Job, from, to, last Date) (open
 		return nil, nil, err
 	}
 	var dates []Date
-	if err = contain(func() error { dates = dueDates(job.Date, job.Calendar, from, to, last); return nil }); err != nil || dates == nil {
-		return nil, nil, err
+	failed := contain(func() (err error) { dates, err = dueDates(job.Date, job.Calendar, from, to, last); return err })
+	if dates == nil {
+		return nil, nil, failed
 	}
 	keys := make([]string, len(dates))
 	for i, d := range dates {
@@ -197,7 +200,7 @@ func (r *Runner) ledger(ctx context.Context, job Job, from, to, last Date) (open
 			open = append(open, d)
 		}
 	}
-	return open, missed, err
+	return open, missed, cmp.Or(err, failed)
 }
 
 // overlooked is Missed from the job's first run on: for trigger dates before

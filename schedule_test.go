@@ -639,7 +639,6 @@ func TestMissedDatesAreThoseThatWereDue(t *testing.T) {
 		{"month ends, before the month is over", r, "2026-09-30T01:00:00Z", jobrun.PreviousMonthEnd, nil, "2026-08-31", "2026-09-30", []string{"2026-08-31"}},
 		{"month ends by the calendar", r, "2026-09-15T01:00:00Z", nil, jobrun.MonthEnds, "2026-07-01", "2026-09-30", []string{"2026-07-31", "2026-08-31"}},
 		{"next day", r, "2026-09-15T01:00:00Z", nextDay, nil, "2026-09-15", "2026-09-20", []string{"2026-09-15", "2026-09-16"}},
-		{"rule without a date on some days", r, "2026-09-15T01:00:00Z", onlyMondays, nil, "2026-09-01", "2026-09-20", []string{"2026-09-07", "2026-09-14"}},
 		{"last date of all", r, "9999-12-31T01:00:00Z", nextDay, nil, "9999-12-30", "9999-12-31", []string{"9999-12-30", "9999-12-31"}},
 		{"first date of all", r, "0001-01-02T01:00:00Z", jobrun.PreviousDay, nil, "0001-01-01", "0001-01-03", []string{"0001-01-01"}},
 	} {
@@ -651,6 +650,14 @@ func TestMissedDatesAreThoseThatWereDue(t *testing.T) {
 		if executions.Load() > 0 {
 			t.Errorf("%s: executed", c.what)
 		}
+	}
+	// A trigger on which the rule fails has run nothing: that is told, with the dates that are known.
+	clock.set("2026-09-15T01:00:00Z")
+	job, _ := countingJob("partly")
+	job.Date = onlyMondays
+	missed, err := r.Missed(t.Context(), job, jobrun.MustParseDate("2026-09-01"), jobrun.MustParseDate("2026-09-20"))
+	if err == nil || !strings.Contains(err.Error(), "2026-09-02: not a Monday") || !slices.Equal(missed, datesOf("2026-09-07", "2026-09-14")) {
+		t.Errorf("%v, %v", missed, err)
 	}
 	if n := query[int](t, db.Pool, `SELECT count(*)::int FROM batch_job_run`); n != 0 {
 		t.Errorf("looking made %d rows", n)
@@ -915,7 +922,7 @@ func TestCatchUpDoesNotRetry(t *testing.T) {
 	db := pgtest.New(t)
 	for name, row := range map[string]string{
 		"due":      `INSERT INTO batch_job_run (job_key, status, worker_id, next_attempt_at) VALUES ($1, 'FAILED', 'node-1', now())`,
-		"approved": `INSERT INTO batch_job_run (job_key, status, worker_id, approved_at, approved_attempt, approved_status) VALUES ($1, 'FAILED', 'node-1', now(), 1, 'FAILED')`,
+		"approved": `INSERT INTO batch_job_run (job_key, status, worker_id, approved_at, approved_attempt, approved_status, approved_worker) VALUES ($1, 'FAILED', 'node-1', now(), 1, 'FAILED', 'node-1')`,
 		"running":  `INSERT INTO batch_job_run (job_key, status, worker_id) VALUES ($1, 'RUNNING', 'node-1')`,
 		"done":     `INSERT INTO batch_job_run (job_key, status, worker_id) VALUES ($1, 'SUCCEEDED', 'node-1')`,
 	} {

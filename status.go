@@ -190,7 +190,7 @@ func (e *skip) Error() string { return "skipped: " + e.reason }
 type Action struct {
 	By, Reason string // both required
 	Force      bool   // overrides what the method refuses otherwise
-	ResetItems bool   // ApproveRerun: every item is done again
+	ResetItems bool   // reserved: this version keeps no ledger of items, and refuses it
 }
 
 // Event is a change of a run, after it was committed.
@@ -207,7 +207,7 @@ type HistoryEntry struct {
 	At      time.Time // start of the attempt, or time of the action
 	Attempt int
 
-	Trigger                     Trigger // "": another program made the attempt
+	Trigger                     Trigger // "": another program made the attempt, or its history was pruned
 	WorkerID                    string
 	HeartbeatAt, FinishedAt     time.Time
 	Outcome                     Status // Running while it is open
@@ -219,6 +219,7 @@ type HistoryEntry struct {
 	Action   *Action
 	Kind     string // of the action: MARK_FAILED, APPROVE_RERUN, SKIP
 	Previous Status // of the run before the action
+	DBUser   string // role that had logged in to the database for the action, by the server's word
 }
 
 // Get returns the run of a key, or ErrNotFound.
@@ -338,7 +339,7 @@ func (r *Runner) History(ctx context.Context, key string) ([]HistoryEntry, error
 			At: times.StartedAt, Attempt: e.Attempt, Trigger: Trigger(e.Trigger), WorkerID: e.Worker,
 			HeartbeatAt: times.HeartbeatAt, FinishedAt: times.FinishedAt, Outcome: Status(e.Outcome),
 			ItemsProcessed: e.Processed, ItemsFailed: e.Failed, Error: e.Error,
-			Kind: e.Action, Previous: Status(e.PreviousStatus),
+			Kind: e.Action, Previous: Status(e.PreviousStatus), DBUser: e.DBUser,
 		}
 		if e.Action != "" {
 			history[i].Action = &Action{By: e.By, Reason: e.Reason, Force: e.Forced, ResetItems: e.ResetItems}

@@ -111,11 +111,12 @@ func TestRecordSaysWhatTheRowSays(t *testing.T) {
 	db := pgtest.New(t)
 	r := newRunner(t, db.Pool, jobrun.Options{})
 	exec(t, db.Pool, `INSERT INTO batch_job_run (job_key, status, started_at, finished_at, worker_id, error_message, job_name, business_date, scheduled_for,
-			attempt, executions, token, next_attempt_at, approved_at, approved_attempt, approved_status, pruned_at)
+			attempt, executions, token, next_attempt_at, approved_at, approved_attempt, approved_status, approved_worker, approved_finished_at, pruned_at)
 		VALUES ('정산:2026-09-15', 'FAILED', '2026-09-15 00:10:01Z', '2026-09-15 00:12:03.5Z', 'node-1-00c0ffee', '장부 불일치', '정산', '2026-09-15', '2026-09-15 00:10Z',
-			3, 3, '6f1c2f0e-7d0f-4a53-9d3b-0d8c4b1c2a10', '2026-09-15 01:00Z', '2026-09-15 00:50Z', 3, 'FAILED', '2027-01-01 00:00Z')`)
-	exec(t, db.Pool, `INSERT INTO batch_job_attempt (job_key, attempt, token, worker_id, trigger, started_at, heartbeat_at, items_processed, items_failed)
-		VALUES ('정산:2026-09-15', 3, '6f1c2f0e-7d0f-4a53-9d3b-0d8c4b1c2a10', 'node-1-00c0ffee', 'RETRY', '2026-09-15 00:10:01Z', '2026-09-15 00:12:00Z', 41, 1)`)
+			3, 3, '6f1c2f0e-7d0f-4a53-9d3b-0d8c4b1c2a10', '2026-09-15 01:00Z', '2026-09-15 00:50Z', 3, 'FAILED', 'node-1-00c0ffee', '2026-09-15 00:12:03.5Z', '2027-01-01 00:00Z')`)
+	exec(t, db.Pool, `INSERT INTO batch_job_attempt (job_key, attempt, token, worker_id, trigger, started_at, heartbeat_at, items_processed, items_failed, finished_at, outcome)
+		VALUES ('정산:2026-09-15', 3, '6f1c2f0e-7d0f-4a53-9d3b-0d8c4b1c2a10', 'node-1-00c0ffee', 'RETRY', '2026-09-15 00:10:01Z', '2026-09-15 00:12:00Z', 41, 1,
+			'2026-09-15 00:12:03.5Z', 'FAILED')`)
 	exec(t, db.Pool, `INSERT INTO batch_job_run (job_key, status, started_at, worker_id) VALUES ('주문 대사', 'PAUSED', '2026-09-15 00:00Z', '노드')`)
 	at := func(clock string) time.Time { return instant("2026-09-15T" + clock + "+09:00").In(seoul) }
 	for _, c := range []struct {
@@ -465,7 +466,7 @@ func TestHistoryTellsWhoChangedAnAttemptFromOutside(t *testing.T) {
 	if err != nil || len(before) != 1 || before[0].Outcome != jobrun.Failed || before[0].Error != "changed outside jobrun" && before[0].Error != "changed outside jobrun: by hand" {
 		t.Errorf("history %+v, %v", before, err)
 	}
-	exec(t, db.Pool, `UPDATE batch_job_run SET next_attempt_at = now() WHERE job_key = $1`, job.Key(date))
+	exec(t, db.Pool, approve, job.Key(date))
 	if res, err := r.RunDate(t.Context(), job, date); err != nil || res.Record.Attempt != 2 {
 		t.Fatalf("%+v, %v", res, err)
 	}

@@ -27,6 +27,8 @@ ALTER TABLE batch_job_run
   ADD COLUMN IF NOT EXISTS approved_at      timestamptz,
   ADD COLUMN IF NOT EXISTS approved_attempt integer,
   ADD COLUMN IF NOT EXISTS approved_status  varchar(20),
+  ADD COLUMN IF NOT EXISTS approved_worker  varchar(80),
+  ADD COLUMN IF NOT EXISTS approved_finished_at timestamptz,
   ADD COLUMN IF NOT EXISTS pruned_at       timestamptz;
 
 CREATE INDEX IF NOT EXISTS batch_job_run_status_started_idx
@@ -63,6 +65,8 @@ COMMENT ON COLUMN batch_job_run.next_attempt_at IS 'When a FAILED run may be cla
 COMMENT ON COLUMN batch_job_run.approved_at IS 'When a person approved a re-run that nobody has claimed yet; NULL: none pending.';
 COMMENT ON COLUMN batch_job_run.approved_attempt IS 'The attempt that the person saw; the approval holds only while it is still the latest.';
 COMMENT ON COLUMN batch_job_run.approved_status IS 'The status that the person saw; the approval holds only while it is unchanged.';
+COMMENT ON COLUMN batch_job_run.approved_worker IS 'The worker that the person saw; the approval holds only while it is unchanged.';
+COMMENT ON COLUMN batch_job_run.approved_finished_at IS 'The end that the person saw: if another program has run it since, the approval is void.';
 COMMENT ON COLUMN batch_job_run.pruned_at IS 'When attempts and items of this run were removed; such a run is never run again.';
 
 CREATE TABLE batch_job_attempt (
@@ -116,6 +120,7 @@ CREATE TABLE batch_job_action (
   reset_items     boolean      NOT NULL,
   previous_status varchar(20),
   acted_at        timestamptz  NOT NULL DEFAULT clock_timestamp(),
+  db_user         text         NOT NULL DEFAULT session_user,
   token           uuid         NOT NULL UNIQUE
 );
 
@@ -141,10 +146,11 @@ COMMENT ON COLUMN batch_job_action.attempt IS 'The attempt that the person saw; 
 COMMENT ON COLUMN batch_job_action.action IS 'MARK_FAILED, APPROVE_RERUN or SKIP.';
 COMMENT ON COLUMN batch_job_action.acted_by IS 'Who, as the application named the person.';
 COMMENT ON COLUMN batch_job_action.reason IS 'Why, in the words of that person.';
-COMMENT ON COLUMN batch_job_action.forced IS 'Whether a refusal was overridden on purpose.';
+COMMENT ON COLUMN batch_job_action.forced IS 'Whether the person allowed a refusal to be overridden.';
 COMMENT ON COLUMN batch_job_action.reset_items IS 'Whether the item ledger was emptied so that every item is done again.';
 COMMENT ON COLUMN batch_job_action.previous_status IS 'Status of the run before the action; NULL when there was no run.';
 COMMENT ON COLUMN batch_job_action.acted_at IS 'When, by the database clock.';
+COMMENT ON COLUMN batch_job_action.db_user IS 'Role that had logged in to the database; the server says it, not the application.';
 COMMENT ON COLUMN batch_job_action.token IS 'Identifies the call, so that one whose answer was lost is not taken for a conflict.';
 
 CREATE TABLE batch_job_migration (

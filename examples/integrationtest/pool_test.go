@@ -12,7 +12,8 @@ import (
 // Put your own pool here: this file is the only one that another module cannot
 // copy as it is. All that the tests ask for is the URL of a database in which they
 // may create schemas: that of your compose file or CI service, or of a container
-// that TestMain starts.
+// that TestMain starts. In reminders_test.go, change the import of
+// examples/integrationtest to your own package: else you test ours.
 var databaseURL string
 
 func TestMain(m *testing.M) {

@@ -18,18 +18,14 @@ func (b *Book) Act(ctx context.Context, a store.Action, do func(context.Context,
 	again := false
 	_, err = b.repeat(ctx, borrow, func(ctx context.Context, s *store.Store, conn *pgx.Conn, lock time.Duration) error {
 		a.Lock = lock
-		if again {
-			acted, err := s.Acted(ctx, conn, a.Token)
-			if err != nil {
-				return err
-			}
-			if acted {
+		after, found, err = do(ctx, s, conn, a)
+		if err == nil && !found && again { // the earlier try may have been first
+			acted := false
+			if acted, err = s.Acted(ctx, conn, a.Token); err == nil && acted {
 				after, found, err = s.Get(ctx, conn, a.Seen.Key)
-				return err
 			}
 		}
 		again = true
-		after, found, err = do(ctx, s, conn, a)
 		return err
 	})
 	return after, found, err

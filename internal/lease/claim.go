@@ -123,7 +123,7 @@ func (b *Book) establish(ctx context.Context, c store.Claim) (got Claimed, undec
 		} else if row, found, err = s.Claim(ctx, conn, c, lock); err == nil && !found {
 			err = errUnseen
 		}
-		if err == nil && found && !c.First && row.Token != c.Token && row.Pruned.IsZero() && (row.Due || !row.ApprovedAt.IsZero()) {
+		if err == nil && found && !c.First && !c.Won(row) && row.Pruned.IsZero() && (row.Due || !row.ApprovedAt.IsZero()) {
 			got.Previous = row.Status
 			if row, found, err = s.Reclaim(ctx, conn, c, row, lock); err == nil && !found {
 				err = errUnseen
@@ -201,12 +201,12 @@ func (b *Book) settle(c store.Claim) {
 			last := b.open.Err() != nil
 			ctx, cancel := context.WithTimeout(ctx, limit)
 			got, _, err := b.establish(ctx, c)
-			if err == nil && got.Token == c.Token {
+			if err == nil && c.Won(got.Row) {
 				got.Row, err = b.abandon(ctx, got.Row, "the answer to the claim was lost")
 			}
 			cancel()
 			if err == nil {
-				if got.Token == c.Token && b.Settled != nil {
+				if c.Won(got.Row) && b.Settled != nil {
 					b.Settled(context.WithoutCancel(ctx), got.Row)
 				}
 				return

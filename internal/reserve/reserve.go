@@ -28,6 +28,7 @@ type Reserve struct {
 	turn  chan struct{} // holds one token; whoever has taken it owns conn
 	conn  *pgx.Conn
 	free  func() // gives conn back
+	had   bool   // there was one since the first Open: jobs may have its place by now
 }
 
 // New returns a Reserve that holds nothing yet.
@@ -145,8 +146,9 @@ func (r *Reserve) kept(ctx context.Context) (*pgx.Conn, error) {
 	if r.conn != nil && !r.conn.IsClosed() {
 		return r.conn, nil
 	}
-	replace := r.conn != nil
+	r.had = r.had || r.conn != nil
 	r.drop()
+	replace := r.had
 	wait, cancel := ctx, context.CancelFunc(func() {})
 	if replace {
 		wait, cancel = context.WithTimeout(ctx, patience)
@@ -222,6 +224,7 @@ func (r *Reserve) release() {
 	r.ready.Store(false)
 	if r.users.Load() == 0 {
 		r.drop()
+		r.had = false
 	} else {
 		r.ready.Store(r.conn != nil)
 	}

@@ -65,6 +65,8 @@ func Migrate(ctx context.Context, pool *pgxpool.Pool, tables *store.Tables, log 
 		case err == nil:
 			log.InfoContext(ctx, "migration applied", "name", name)
 			try = 0
+		case store.Code(err) == "42501":
+			return fmt.Errorf("migrate: %w (run it once as a role that may create tables in the schema and owns those that exist)", err)
 		case !store.Transient(err):
 			return fmt.Errorf("migrate: %w", err)
 		case !store.Pause(limited, try):
@@ -125,11 +127,11 @@ func Verify(ctx context.Context, pool *pgxpool.Pool, tables *store.Tables, log *
 	if err != nil {
 		return fmt.Errorf("verify: %w", err)
 	}
-	level := slog.LevelInfo
+	level, message := slog.LevelInfo, "tables verified"
 	if problems != nil {
-		level = slog.LevelWarn
+		level, message = slog.LevelWarn, "tables not as needed"
 	}
-	log.Log(ctx, level, "tables verified", "schema", name, "problems", len(problems), "business_zone", zone.String(), "session_time_zone", server.TimeZone)
+	log.Log(ctx, level, message, "schema", name, "problems", len(problems), "business_zone", zone.String(), "session_time_zone", server.TimeZone)
 	if problems != nil {
 		return fmt.Errorf("verify schema %s: %s", name, strings.Join(problems, "; "))
 	}

@@ -27,9 +27,10 @@ const keyLock = `hashtextextended('jobrun ' || $1::text, 0)`
 // wait: a heartbeat that came meanwhile counts.
 const seenSQL = `
 WITH bound AS MATERIALIZED (
-  SELECT set_config('lock_timeout', $2::text, true), ` + durable + `, pg_advisory_xact_lock(` + keyLock + `)
+  SELECT set_config('lock_timeout', $2::text, true), ` + durable + `, pg_advisory_xact_lock(` + keyLock + `),
+    clock_timestamp() AS now
 ), old AS MATERIALIZED (
-  SELECT r.*,` + settledNumber + `
+  SELECT r.*, bound.now, ` + approvedNow + ` AS pending,` + settledNumber + `
   FROM bound
   CROSS JOIN batch_job_run AS r` + lastAttempt + `
   WHERE r.job_key = $1::text
@@ -38,7 +39,6 @@ WITH bound AS MATERIALIZED (
     AND coalesce(r.token::text, '') = $5::text
     AND r.started_at = $6::timestamptz
     AND r.worker_id = $14::text
-    AND r.pruned_at IS NULL
   FOR NO KEY UPDATE OF r
 ), attempt AS MATERIALIZED (
   SELECT a.*
@@ -53,7 +53,7 @@ WITH bound AS MATERIALIZED (
 const actSQL = `, settled AS (
   INSERT INTO batch_job_attempt AS a
     (job_key, attempt, token, worker_id, started_at, finished_at, outcome, ended_by, error_message)
-  SELECT job_key, number, token, worker_id, started_at, coalesce(finished_at, clock_timestamp()), outcome, ended_by,
+  SELECT job_key, number, token, worker_id, started_at, coalesce(finished_at, greatest(now, started_at)), outcome, ended_by,
     outcome_text
   FROM act
   ON CONFLICT (job_key, attempt) DO UPDATE
@@ -82,8 +82,8 @@ const markFailedSQL = seenSQL + `, act AS MATERIALIZED (
     AND ($11::boolean OR coalesce(attempt.heartbeat_at + attempt.lease < clock_timestamp(), true))
 )` + actSQL + `, done AS (
   UPDATE batch_job_run AS r
-  SET status = 'FAILED', finished_at = greatest(clock_timestamp(), r.started_at), error_message = $13::text,
-    next_attempt_at = NULL, approved_at = NULL, approved_attempt = NULL, approved_status = NULL
+  SET status = 'FAILED', finished_at = greatest(act.now, r.started_at), error_message = $13::text,
+    next_attempt_at = NULL, ` + noApproval + `
   FROM act
   WHERE r.job_key = act.job_key
   RETURNING r.*
@@ -97,10 +97,12 @@ const approveSQL = seenSQL + `, act AS MATERIALIZED (
   LEFT JOIN attempt ON true
   WHERE (old.status IN ('FAILED', 'SKIPPED') OR $11::boolean AND old.status = 'SUCCEEDED')
     AND $13::text = ''
-    AND (old.approved_at IS NULL OR old.approved_attempt <> old.attempt OR old.approved_status <> old.status)
+    AND NOT old.pending
+    AND old.pruned_at IS NULL
 )` + actSQL + `, done AS (
   UPDATE batch_job_run AS r
-  SET approved_at = clock_timestamp(), approved_attempt = r.attempt, approved_status = r.status
+  SET approved_at = act.now, approved_attempt = r.attempt, approved_status = r.status, approved_worker = r.worker_id,
+    approved_finished_at = r.finished_at
   FROM act
   WHERE r.job_key = act.job_key
   RETURNING r.*
@@ -112,11 +114,12 @@ const skipFailedSQL = seenSQL + `, act AS MATERIALIZED (
   FROM old
   LEFT JOIN attempt ON true
   WHERE old.status = 'FAILED'
-    AND (old.approved_at IS NULL OR old.approved_attempt <> old.attempt OR old.approved_status <> old.status)
+    AND NOT old.pending
+    AND old.pruned_at IS NULL
 )` + actSQL + `, done AS (
   UPDATE batch_job_run AS r
-  SET status = 'SKIPPED', finished_at = greatest(clock_timestamp(), r.started_at), error_message = $13::text,
-    next_attempt_at = NULL, approved_at = NULL, approved_attempt = NULL, approved_status = NULL
+  SET status = 'SKIPPED', finished_at = coalesce(r.finished_at, greatest(act.now, r.started_at)), error_message = $13::text,
+    next_attempt_at = NULL, ` + noApproval + `
   FROM act
   WHERE r.job_key = act.job_key
   RETURNING r.*

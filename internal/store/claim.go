@@ -68,6 +68,10 @@ func (s *Store) Claim(ctx context.Context, db DB, c Claim, lock time.Duration) (
 	return one(rows, err, collectRow)
 }
 
+// Won reports whether a row is this claim's. A neighbour that took it over left
+// the token there, but not the worker.
+func (c Claim) Won(row Row) bool { return row.Token == c.Token && row.Worker == c.Worker }
+
 // settledNumber is the number under which the attempt that a run row describes
 // stands in the history: its own, unless that one is somebody else's because the
 // row was taken over, or deleted and inserted, by plain SQL; then the number under
@@ -78,12 +82,14 @@ const settledNumber = `
       SELECT h.attempt FROM batch_job_attempt AS h
       WHERE h.job_key = r.job_key AND h.token IS NOT DISTINCT FROM r.token
         AND h.worker_id = r.worker_id AND h.started_at = r.started_at
+        AND (h.finished_at IS NULL OR h.finished_at = r.finished_at)
       ORDER BY h.attempt DESC
       LIMIT 1
     ), CASE WHEN EXISTS (
       SELECT FROM batch_job_attempt AS h
       WHERE h.job_key = r.job_key AND h.attempt = r.attempt
-        AND (h.token IS DISTINCT FROM r.token OR h.worker_id <> r.worker_id OR h.token IS NULL AND h.started_at <> r.started_at)
+        AND (h.token IS DISTINCT FROM r.token OR h.worker_id <> r.worker_id OR h.token IS NULL AND h.started_at <> r.started_at
+          OR h.finished_at <> r.finished_at)
     ) THEN 1 + last.attempt ELSE r.attempt END) AS number`
 
 // lastAttempt joins the highest attempt number of the key's history.
@@ -103,7 +109,7 @@ WITH bound AS MATERIALIZED (
 ), old AS (
   SELECT r.*,` + settledNumber + `,
     greatest(r.attempt, last.attempt) AS highest,
-    coalesce(r.approved_attempt = r.attempt AND r.approved_status = r.status, false) AS approved
+    ` + approvedNow + ` AS approved
   FROM bound
   CROSS JOIN batch_job_run AS r` + lastAttempt + `
   WHERE r.job_key = $1::text
@@ -112,8 +118,8 @@ WITH bound AS MATERIALIZED (
     AND r.worker_id = $10::text
     AND r.pruned_at IS NULL
     AND (r.status || '' = 'FAILED' AND r.next_attempt_at <= clock_timestamp()
-        AND (r.token IS NULL OR EXISTS (SELECT FROM batch_job_attempt AS a WHERE ` + sameAttempt + `))
-      OR r.approved_attempt = r.attempt AND r.approved_status = r.status AND r.status || '' IN ('FAILED', 'SKIPPED', 'SUCCEEDED'))
+        AND (r.token IS NULL OR EXISTS (SELECT FROM batch_job_attempt AS a WHERE ` + sameAttempt + ` AND ` + asLeft + `))
+      OR ` + approvedNow + `)
   FOR NO KEY UPDATE OF r
 ), settled AS (
   INSERT INTO batch_job_attempt AS a
@@ -130,7 +136,7 @@ WITH bound AS MATERIALIZED (
   SET status = 'RUNNING', started_at = clock_timestamp(), finished_at = NULL, error_message = NULL,
     worker_id = $2::text, token = $7::text::uuid, attempt = 1 + greatest(old.number, old.highest),
     executions = r.executions + 1, next_attempt_at = NULL, scheduled_for = coalesce(r.scheduled_for, $6::timestamptz),
-    approved_at = NULL, approved_attempt = NULL, approved_status = NULL
+    ` + noApproval + `
   FROM old
   WHERE r.job_key = old.job_key
   RETURNING r.*, old.approved
@@ -200,7 +206,9 @@ WITH bound AS MATERIALIZED (
     next_attempt_at = greatest(bound.now, r.started_at),
     approved_at = CASE WHEN used.approval THEN clock_timestamp() END,
     approved_attempt = CASE WHEN used.approval THEN r.attempt END,
-    approved_status = CASE WHEN used.approval THEN 'FAILED' END
+    approved_status = CASE WHEN used.approval THEN 'FAILED' END,
+    approved_worker = CASE WHEN used.approval THEN r.worker_id END,
+    approved_finished_at = CASE WHEN used.approval THEN greatest(bound.now, r.started_at) END
   FROM bound
   LEFT JOIN used ON true
   WHERE r.job_key = $1::text

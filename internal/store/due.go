@@ -15,12 +15,11 @@ FROM (
   SELECT r.job_key
   FROM batch_job_run AS r
   WHERE r.next_attempt_at <= now() AND r.status || '' = 'FAILED' AND r.pruned_at IS NULL
-    AND (r.token IS NULL OR EXISTS (SELECT FROM batch_job_attempt AS a WHERE ` + sameAttempt + `))
+    AND (r.token IS NULL OR EXISTS (SELECT FROM batch_job_attempt AS a WHERE ` + sameAttempt + ` AND ` + asLeft + `))
   UNION
-  SELECT job_key
-  FROM batch_job_run
-  WHERE approved_at IS NOT NULL AND approved_attempt = attempt AND approved_status = status
-    AND status || '' IN ('FAILED', 'SKIPPED', 'SUCCEEDED') AND pruned_at IS NULL
+  SELECT r.job_key
+  FROM batch_job_run AS r
+  WHERE r.approved_at IS NOT NULL AND ` + approvedNow + ` AND r.pruned_at IS NULL
 ) AS r
 WHERE split_part(r.job_key, ':', 1) = ANY ($1::text[])
 ORDER BY r.job_key COLLATE "C"`
@@ -36,11 +35,12 @@ func (s *Store) Due(ctx context.Context, db DB, jobs []string) ([]string, error)
 }
 
 const presentSQL = `
-SELECT job_key, status
-FROM batch_job_run
-WHERE job_key = ANY ($1::text[])`
+SELECT r.job_key, CASE WHEN ` + approvedNow + ` THEN 'APPROVED' ELSE r.status END
+FROM batch_job_run AS r
+WHERE r.job_key = ANY ($1::text[])`
 
-// Present returns the status of those of the keys that have a row.
+// Present returns the status of those of the keys that have a row; APPROVED if a
+// re-run is pending.
 func (s *Store) Present(ctx context.Context, db DB, keys []string) (map[string]string, error) {
 	rows, err := db.Query(ctx, s.present, keys)
 	if err != nil {
@@ -75,15 +75,13 @@ FROM batch_job_run AS r
 LEFT JOIN batch_job_attempt AS a
   ON ` + sameAttempt + `
 WHERE r.status = 'FAILED'
-  AND r.pruned_at IS NULL
 UNION ALL
 SELECT` + rowColumns + `,
   coalesce(r.approved_at < now() - $1::bigint * interval '1 microsecond', false)
 FROM batch_job_run AS r
 LEFT JOIN batch_job_attempt AS a
   ON ` + sameAttempt + `
-WHERE r.approved_at IS NOT NULL AND r.approved_attempt = r.attempt AND r.approved_status = r.status
-  AND r.status || '' IN ('SKIPPED', 'SUCCEEDED')`
+WHERE r.approved_at IS NOT NULL AND ` + approvedNow + ` AND r.status || '' <> 'FAILED'`
 
 // Waiting is a run that waits for somebody or something.
 type Waiting struct {
@@ -111,7 +109,8 @@ SELECT` + rowColumns + `
 FROM (
   SELECT r.job_key, r.executions, r.scheduled_for, f.attempt, f.outcome AS status, f.token, f.worker_id,
     f.error_message, f.started_at, f.finished_at, NULL::timestamptz AS next_attempt_at, NULL::timestamptz AS pruned_at,
-    NULL::timestamptz AS approved_at, NULL::integer AS approved_attempt, NULL::text AS approved_status
+    NULL::timestamptz AS approved_at, NULL::integer AS approved_attempt, NULL::text AS approved_status,
+    NULL::text AS approved_worker, NULL::timestamptz AS approved_finished_at
   FROM batch_job_run AS r
   JOIN batch_job_attempt AS f
     ON f.job_key = r.job_key AND f.attempt < r.attempt AND f.outcome = 'FAILED' AND f.finished_at >= $1::timestamptz
@@ -133,7 +132,7 @@ func (s *Store) Failing(ctx context.Context, db DB, since time.Time) ([]Row, err
 	return pgx.CollectRows(rows, collectRow)
 }
 
-// pruneSQL removes the history of one page of runs that have ended, in the order
+// pruneSQL removes the history of one page of runs that are done, in the order
 // of their keys: the run row is locked FOR UPDATE, passing over those that
 // somebody is changing. Rows of dated runs stay, marked: they keep the date from
 // being run again.
@@ -147,8 +146,9 @@ WITH bound AS MATERIALIZED (
   WHERE r.job_key COLLATE "C" > $1::text
     AND r.business_date < $2::text::date
     AND r.pruned_at IS NULL
-    AND (r.status || '' IN ('SUCCEEDED', 'SKIPPED') OR r.status || '' = 'FAILED' AND r.next_attempt_at IS NULL)
-    AND (r.approved_at IS NULL OR r.approved_attempt <> r.attempt OR r.approved_status <> r.status)
+    AND r.status || '' IN ('SUCCEEDED', 'SKIPPED')
+    AND NOT ` + approvedNow + `
+    AND (position('T' IN split_part(r.job_key, ':', 2)) = 0 OR r.finished_at < now() - interval '1 day')
   ORDER BY r.job_key COLLATE "C"
   LIMIT $3::integer
   FOR UPDATE OF r SKIP LOCKED
@@ -162,7 +162,7 @@ WITH bound AS MATERIALIZED (
   WHERE r.job_key = page.job_key AND page.slot
 ), dated AS (
   UPDATE batch_job_run AS r
-  SET pruned_at = now(), approved_at = NULL, approved_attempt = NULL, approved_status = NULL
+  SET pruned_at = now(), ` + noApproval + `
   FROM page
   WHERE r.job_key = page.job_key AND NOT page.slot
 )

@@ -66,13 +66,13 @@ func (s *Store) List(ctx context.Context, db DB, p Page) ([]Row, error) {
 
 // Entry is one line of a run's history: an attempt, or an action if Action is set.
 type Entry struct {
-	At                                       time.Time
-	Attempt                                  int
-	Worker, Trigger, Outcome, EndedBy, Error string
-	HeartbeatAt, FinishedAt                  time.Time
-	Processed, Failed                        int64
-	Action, By, Reason, PreviousStatus       string
-	Forced, ResetItems                       bool
+	At                                         time.Time
+	Attempt                                    int
+	Worker, Trigger, Outcome, EndedBy, Error   string
+	HeartbeatAt, FinishedAt                    time.Time
+	Processed, Failed                          int64
+	Action, By, Reason, PreviousStatus, DBUser string
+	Forced, ResetItems                         bool
 }
 
 // historySQL reads the attempts and actions of a run, oldest first, in one
@@ -84,7 +84,7 @@ SELECT a.started_at, 0 AS part, a.attempt, a.worker_id, coalesce(a.trigger, ''),
   coalesce(a.outcome, CASE WHEN live.key IS NULL THEN coalesce(r.status, '') ELSE 'RUNNING' END),
   coalesce(a.ended_by, CASE WHEN live.key IS NULL THEN 'OUTSIDE' ELSE '' END),
   coalesce(a.error_message, ''), a.heartbeat_at, a.finished_at, a.items_processed, a.items_failed,
-  '' AS action, '' AS acted_by, '' AS reason, '' AS previous_status, false AS forced, false AS reset_items, 0::bigint AS id
+  '' AS action, '' AS acted_by, '' AS reason, '' AS previous_status, false AS forced, false AS reset_items, '' AS db_user, 0::bigint AS id
 FROM batch_job_attempt AS a
 LEFT JOIN batch_job_run AS r
   ON r.job_key = a.job_key AND r.attempt = a.attempt AND r.token IS NOT DISTINCT FROM a.token AND r.worker_id = a.worker_id
@@ -92,20 +92,23 @@ LEFT JOIN LATERAL (SELECT r.job_key WHERE r.status = 'RUNNING') AS live (key) ON
 WHERE a.job_key = $1::text
 UNION ALL
 SELECT r.started_at, 0, r.attempt, r.worker_id, '', r.status,
-  CASE WHEN r.token IS NULL AND r.status <> 'RUNNING' THEN 'OUTSIDE' ELSE '' END,
-  coalesce(r.error_message, ''), NULL, r.finished_at, 0, 0, '', '', '', '', false, false, 0
+  CASE WHEN r.status <> 'RUNNING' AND r.attempt > 0 THEN 'OUTSIDE' ELSE '' END,
+  CASE WHEN r.token IS NULL OR r.status = 'RUNNING' OR r.attempt = 0 THEN coalesce(r.error_message, '')
+    ELSE concat_ws(': ', 'changed outside jobrun', r.error_message) END, NULL, r.finished_at, 0, 0, '', '', '', '', false, false, '', 0
 FROM batch_job_run AS r
 WHERE r.job_key = $1::text
   AND NOT EXISTS (
     SELECT FROM batch_job_attempt AS a
     WHERE a.job_key = r.job_key AND a.attempt = r.attempt
-      AND (a.token = r.token AND a.worker_id = r.worker_id OR a.token IS NULL AND r.token IS NULL AND a.started_at = r.started_at))
+      AND (a.token = r.token AND a.worker_id = r.worker_id
+          AND (r.status = 'RUNNING' OR a.finished_at IS NULL OR a.finished_at = r.finished_at)
+        OR a.token IS NULL AND r.token IS NULL AND a.started_at = r.started_at))
 UNION ALL
 SELECT p.acted_at, 1, p.attempt, '', '', '', '', '', NULL, NULL, 0, 0,
-  p.action, p.acted_by, p.reason, coalesce(p.previous_status, ''), p.forced, p.reset_items, p.id
+  p.action, p.acted_by, p.reason, coalesce(p.previous_status, ''), p.forced, p.reset_items, p.db_user, p.id
 FROM batch_job_action AS p
 WHERE p.job_key = $1::text
-ORDER BY 1, 2, 3, 19`
+ORDER BY 1, 2, 3, 20`
 
 // History reads the attempts and actions of a run, oldest first.
 func (s *Store) History(ctx context.Context, db DB, key string) ([]Entry, error) {
@@ -120,7 +123,7 @@ func (s *Store) History(ctx context.Context, db DB, key string) ([]Entry, error)
 		var at, beat, finished pgtype.Timestamptz
 		var part, id int64
 		err = row.Scan(&at, &part, &e.Attempt, &e.Worker, &e.Trigger, &e.Outcome, &e.EndedBy, &e.Error, &beat, &finished,
-			&e.Processed, &e.Failed, &e.Action, &e.By, &e.Reason, &e.PreviousStatus, &e.Forced, &e.ResetItems, &id)
+			&e.Processed, &e.Failed, &e.Action, &e.By, &e.Reason, &e.PreviousStatus, &e.Forced, &e.ResetItems, &e.DBUser, &id)
 		e.At, e.HeartbeatAt, e.FinishedAt = at.Time, beat.Time, finished.Time
 		return e, err
 	})

@@ -110,9 +110,23 @@ const sameAttempt = `a.job_key = r.job_key AND a.attempt = r.attempt AND a.token
 // not: what was acknowledged must outlive a crash of the server.
 const durable = `CASE WHEN current_setting('synchronous_commit') = 'off' THEN set_config('synchronous_commit', 'on', true) END`
 
+// asLeft holds while a FAILED run r is as its attempt a left it: somebody else's
+// plain SQL would have written another end.
+const asLeft = `a.outcome = 'FAILED' AND a.finished_at = r.finished_at`
+
+// approvedNow holds while a run r is as the person saw it who approved a re-run,
+// in a state that can be run again.
+const approvedNow = `coalesce(r.approved_at IS NOT NULL AND r.approved_attempt = r.attempt AND r.approved_status = r.status
+    AND r.approved_worker = r.worker_id AND r.approved_finished_at IS NOT DISTINCT FROM r.finished_at
+    AND r.status || '' IN ('FAILED', 'SKIPPED', 'SUCCEEDED'), false)`
+
+// noApproval clears what a person approved.
+const noApproval = `approved_at = NULL, approved_attempt = NULL, approved_status = NULL, approved_worker = NULL,
+    approved_finished_at = NULL`
+
 // retryable is the time from which a run r is to be tried again, if it is still
 // as the attempt a left it; a row that never was an attempt of ours says it alone.
-const retryable = `CASE WHEN r.status = 'FAILED' AND (r.token IS NULL OR a.token IS NOT NULL) THEN r.next_attempt_at END`
+const retryable = `CASE WHEN r.status = 'FAILED' AND (r.token IS NULL OR ` + asLeft + `) THEN r.next_attempt_at END`
 
 // rowColumns reads a Row from a run r and its attempt a. An approval counts
 // only while the run is as the person saw it, and in a state that can be run
@@ -121,8 +135,7 @@ const rowColumns = `
   r.job_key, r.status, coalesce(r.token::text, ''), r.worker_id, coalesce(a.trigger, ''),
   coalesce(r.error_message, ''), r.attempt, r.executions, r.scheduled_for, r.started_at,
   r.finished_at, a.heartbeat_at, ` + retryable + `, r.pruned_at,
-  CASE WHEN r.approved_attempt = r.attempt AND r.approved_status = r.status
-    AND r.status IN ('FAILED', 'SKIPPED', 'SUCCEEDED') THEN r.approved_at END,
+  CASE WHEN ` + approvedNow + ` THEN r.approved_at END,
   coalesce(` + retryable + ` <= clock_timestamp(), false),
   coalesce(a.items_processed, 0), coalesce(a.items_failed, 0)`
 
