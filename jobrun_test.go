@@ -157,10 +157,10 @@ func claimAll(ctx context.Context, url string) error {
 	return nil
 }
 
-func TestProcessesOneExecutionPerKey(t *testing.T) {
-	t.Parallel()
-	db := pgtest.New(t)
-	exec(t, db.Pool, `CREATE TABLE execution (key text, pid int)`)
+// raceInRounds starts the child in several processes and opens the barrier once a
+// round, when all of them wait at it.
+func raceInRounds(t *testing.T, name string, rounds int, env func(process int) []string) {
+	t.Helper()
 	type child struct {
 		cmd *osexec.Cmd
 		in  io.WriteCloser
@@ -168,8 +168,8 @@ func TestProcessesOneExecutionPerKey(t *testing.T) {
 		err bytes.Buffer
 	}
 	var children []*child
-	for range raceProcesses {
-		c := &child{cmd: pgtest.Reexec(t, "claim-all", "CHILD_DATABASE_URL="+db.URL)}
+	for n := range raceProcesses {
+		c := &child{cmd: pgtest.Reexec(t, name, env(n)...)}
 		c.in, _ = c.cmd.StdinPipe()
 		c.out, _ = c.cmd.StdoutPipe()
 		c.cmd.Stderr = &c.err
@@ -179,7 +179,7 @@ func TestProcessesOneExecutionPerKey(t *testing.T) {
 		children = append(children, c)
 	}
 race:
-	for range raceKeys {
+	for range rounds {
 		for _, c := range children {
 			if _, err := io.ReadFull(c.out, make([]byte, 1)); err != nil {
 				t.Errorf("a child ended early: %v", err)
@@ -196,6 +196,13 @@ race:
 			t.Errorf("child: %v: %s", err, &c.err)
 		}
 	}
+}
+
+func TestProcessesOneExecutionPerKey(t *testing.T) {
+	t.Parallel()
+	db := pgtest.New(t)
+	exec(t, db.Pool, `CREATE TABLE execution (key text, pid int)`)
+	raceInRounds(t, "claim-all", raceKeys, func(int) []string { return []string{"CHILD_DATABASE_URL=" + db.URL} })
 	if n := query[int](t, db.Pool, `SELECT count(*)::int FROM execution`); n != raceKeys {
 		t.Errorf("%d executions of %d keys", n, raceKeys)
 	}

@@ -4,12 +4,10 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
 	"log/slog"
 	"math"
 	"math/big"
 	"os"
-	osexec "os/exec"
 	"slices"
 	"strings"
 	"sync"
@@ -1088,41 +1086,9 @@ func TestProcessesOneExecutionPerAllowance(t *testing.T) {
 	t.Parallel()
 	db := pgtest.New(t)
 	allow(t, db.Pool, newRunner(t, db.Pool, jobrun.Options{}))
-	type child struct {
-		cmd *osexec.Cmd
-		in  io.WriteCloser
-		out io.ReadCloser
-		log logText
-	}
-	var children []*child
-	for i := range raceProcesses {
-		c := &child{cmd: pgtest.Reexec(t, "seize-all", "CHILD_DATABASE_URL="+db.URL, fmt.Sprintf("CHILD_NUMBER=%d", i%2))}
-		c.in, _ = c.cmd.StdinPipe()
-		c.out, _ = c.cmd.StdoutPipe()
-		c.cmd.Stderr = &c.log
-		if err := c.cmd.Start(); err != nil {
-			t.Fatal(err)
-		}
-		children = append(children, c)
-	}
-race:
-	for range allowances {
-		for _, c := range children {
-			if _, err := io.ReadFull(c.out, make([]byte, 1)); err != nil {
-				t.Errorf("a child ended early: %v", err)
-				break race
-			}
-		}
-		for _, c := range children {
-			_, _ = c.in.Write([]byte{'!'})
-		}
-	}
-	for _, c := range children {
-		_ = c.in.Close()
-		if err := c.cmd.Wait(); err != nil {
-			t.Errorf("child: %v: %s", err, c.log.lines())
-		}
-	}
+	raceInRounds(t, "seize-all", allowances, func(process int) []string {
+		return []string{"CHILD_DATABASE_URL=" + db.URL, fmt.Sprintf("CHILD_NUMBER=%d", process%2)}
+	})
 	executedOnce(t, db.Pool)
 	if n := query[int](t, db.Pool, `SELECT count(DISTINCT pid)::int FROM execution`); n < 2 {
 		t.Errorf("only %d process ever won", n)
