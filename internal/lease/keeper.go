@@ -31,12 +31,14 @@ type Held struct {
 	lost     error     // why the lease was lost; nil: held
 }
 
-// keeper is the running attempts and the goroutine that sends their heartbeats.
-// It lives while there are any; the call that removes the last one waits for it.
+// keeper is the running attempts, and the timer of their next heartbeat while
+// there are any. A short attempt costs no goroutine; the call that removes the
+// last attempt waits for a heartbeat that is under way.
 type keeper struct {
-	mu         sync.Mutex
-	held       map[*Held]struct{}
-	stop, done chan struct{} // closed to end the goroutine; closed when it has ended
+	mu      sync.Mutex
+	held    map[*Held]struct{}
+	timer   *time.Timer
+	beating chan struct{} // closed at the end of the heartbeat under way; nil: none
 }
 
 // Hold keeps the attempt's lease alive until Release. When the lease is lost, it
@@ -54,8 +56,11 @@ func (b *Book) Hold(row store.Row, sent time.Time, cancel context.CancelCauseFun
 		k.held = map[*Held]struct{}{}
 	}
 	if k.held[h] = struct{}{}; len(k.held) == 1 {
-		k.stop, k.done = make(chan struct{}), make(chan struct{})
-		go b.keep(k.stop, k.done)
+		if k.timer == nil {
+			k.timer = time.AfterFunc(b.Lease/4, b.keep)
+		} else {
+			k.timer.Reset(b.Lease / 4)
+		}
 	}
 	return h, nil
 }
@@ -75,13 +80,14 @@ func (b *Book) Release(h *Held) {
 	k := &b.keeper
 	k.mu.Lock()
 	delete(k.held, h)
-	last, done := len(k.held) == 0, k.done
-	if last {
-		close(k.stop)
+	var beating chan struct{}
+	if len(k.held) == 0 {
+		k.timer.Stop()
+		beating = k.beating
 	}
 	k.mu.Unlock()
-	if last {
-		<-done
+	if beating != nil {
+		<-beating
 	}
 }
 
@@ -109,28 +115,34 @@ func (b *Book) held() []*Held {
 	return all
 }
 
-// keep beats every Lease/4, sooner after a beat that was not answered, and when a
-// lease ends. Its times are monotonic: jumps of the wall clock do not matter.
-func (b *Book) keep(stop, done chan struct{}) {
-	defer close(done)
-	timer := time.NewTimer(b.Lease / 4)
-	defer timer.Stop()
-	for {
-		select {
-		case <-stop:
-			return
-		case <-timer.C:
-		}
-		wait := b.Lease / 4
-		if !b.beat() {
-			wait = b.Lease / 16
-			for _, h := range b.held() {
-				if left, open := h.left(b.Lease); open {
-					wait = min(wait, left)
-				}
+// keep beats, and sets the timer for the next time: every Lease/4, sooner after a
+// beat that was not answered, and when a lease ends. Its times are monotonic:
+// jumps of the wall clock do not matter.
+func (b *Book) keep() {
+	k := &b.keeper
+	k.mu.Lock()
+	if len(k.held) == 0 || k.beating != nil { // too late, or the one under way sets the timer
+		k.mu.Unlock()
+		return
+	}
+	beating := make(chan struct{})
+	k.beating = beating
+	k.mu.Unlock()
+	wait := b.Lease / 4
+	if !b.beat() {
+		wait = b.Lease / 16
+		for _, h := range b.held() {
+			if left, open := h.left(b.Lease); open {
+				wait = min(wait, left)
 			}
 		}
-		timer.Reset(max(wait, 100*time.Millisecond))
+	}
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.beating = nil
+	close(beating)
+	if len(k.held) > 0 {
+		k.timer.Reset(max(wait, 100*time.Millisecond))
 	}
 }
 
