@@ -125,7 +125,6 @@ func (r *Runner) claim(ctx context.Context, job Job, s slot) (res Result, err er
 	defer cancel(nil)
 	run := &Run{record: res.Record, log: r.log.With("job", job.Name, "job_key", s.key, "business_date", s.date.String(),
 		"attempt", row.Attempt, "worker_id", r.workerID, "trigger", row.Trigger)}
-	//nolint:contextcheck // heartbeats go on when the caller's context has ended
 	if run.held, err = r.book.Hold(row, claimed.Sent, cancel, run.log); err != nil {
 		return r.giveBack(ctx, c, row, err)
 	}
