@@ -30,8 +30,9 @@ var (
 	ErrUnknown = errors.New("jobrun: outcome not recorded")
 )
 
-// errUnseen: the winner committed after the statement's snapshot.
-var errUnseen = errors.New("the winner of the claim was not visible yet")
+// errUnseen: somebody's change was committed after the statement's snapshot, or
+// between two statements.
+var errUnseen = errors.New("the run was changed at the same moment")
 
 // Book claims, keeps and ends the attempts of one process. It is safe for
 // concurrent use.
@@ -90,7 +91,7 @@ func (b *Book) claiming(ctx context.Context) (context.Context, context.CancelFun
 
 // Claimed is whose a run is.
 type Claimed struct {
-	store.Row           // ours to execute if it is RUNNING and its Token is the claim's
+	store.Row           // ours to execute if it is RUNNING and the claim has Won it
 	Previous  string    // status before our claim; "": there was no row
 	Sent      time.Time // monotonic, before sending the first statement
 }

@@ -98,8 +98,8 @@ const lastAttempt = `
     SELECT coalesce(max(h.attempt), 0) AS attempt FROM batch_job_attempt AS h WHERE h.job_key = $1::text
   ) AS last`
 
-// reclaimSQL is a compare-and-set: it takes the run over only if it is still at
-// the attempt and token that the caller saw, and due or approved now. It locks
+// reclaimSQL is a compare-and-set: it takes the run over only if it still has the
+// attempt, token and worker that the caller saw, and is due or approved now. It locks
 // the run row (FOR NO KEY UPDATE, waiting at most lock_timeout), then the
 // attempt rows. Before the row changes, the attempt that it describes is
 // written down or closed: another program may have made or ended it.
