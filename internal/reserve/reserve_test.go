@@ -69,3 +69,55 @@ func TestOpenBesideTheLastCloseKeepsAConnection(t *testing.T) {
 		t.Errorf("%d connections not returned", n)
 	}
 }
+
+// The kept connection dies while the job holds the rest of the pool, and the
+// first attempt to replace it is refused: the next one must not queue behind the
+// job.
+func TestKeptConnectionIsReplacedAfterARefusedAttempt(t *testing.T) {
+	db := pgtest.New(t)
+	p := pgtest.NewProxy(t, db.URL)
+	config, err := pgxpool.ParseConfig(p.URL())
+	if err != nil {
+		t.Fatal(err)
+	}
+	config.MaxConns = 2
+	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
+	defer cancel()
+	pool, err := pgxpool.NewWithConfig(ctx, config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer pool.Close()
+	r := New(pool)
+	if err := r.Open(ctx); err != nil {
+		t.Fatal(err)
+	}
+	job, err := pool.Acquire(ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	ping := func(conn *pgx.Conn) error { return conn.Ping(ctx) }
+	p.RefuseNew(true)
+	p.CutAll()
+	for range 2 { // the first finds the connection dead, the second cannot have another
+		if err := r.Do(ctx, ping); err == nil {
+			t.Fatal("a refused server answered")
+		}
+	}
+	job.Release() // dead too: its place is free
+	p.RefuseNew(false)
+	for range 2 { // and the job takes all places there are
+		conn, err := pool.Acquire(ctx)
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer conn.Release()
+	}
+	if err := r.Do(ctx, ping); err != nil {
+		t.Errorf("beside the exhausted pool: %v", err)
+	}
+	r.Close()
+	if n := pool.Stat().AcquiredConns(); n != 2 {
+		t.Errorf("%d connections in use, want the job's 2", n)
+	}
+}
