@@ -33,6 +33,11 @@ func (r *Runner) MarkFailed(ctx context.Context, rec Record, a Action) (Record, 
 // RetryDue that comes by executes it, whatever Retry says; if it fails, it is not
 // retried. It acts only if the run is still as rec says, no approval is pending
 // and its history was not pruned; else ErrConflict.
+//
+// The re-run goes on where the run stopped: items that are done stay done. With
+// Action.ResetItems the ledger of items, their failures and the checkpoint are
+// emptied in the same transaction, and every item takes effect once more: for
+// work that really must be done again. It needs DELETE on those tables.
 func (r *Runner) ApproveRerun(ctx context.Context, rec Record, a Action) (Record, error) {
 	if _, _, _, ok := parseKey(rec.Key); !ok {
 		return Record{}, &InvalidError{"key", rec.Key, "a job's name, a colon, and a date of the calendar or a slot: no job could execute it"}
@@ -49,7 +54,7 @@ func (r *Runner) Skip(ctx context.Context, key string, a Action) (Record, error)
 	if !ok || validName(job) != nil {
 		return Record{}, &InvalidError{"key", key, "a job's name, a colon, and a date of the calendar or a slot"}
 	}
-	if err := a.validate(); err != nil {
+	if err := a.validate("SKIP"); err != nil {
 		return Record{}, err
 	}
 	rec, err := r.Get(ctx, key)
@@ -71,7 +76,7 @@ func (r *Runner) Skip(ctx context.Context, key string, a Action) (Record, error)
 func (r *Runner) act(ctx context.Context, kind string, rec Record, a Action, text string,
 	do func(context.Context, *store.Store, store.DB, store.Action) (store.Row, bool, error),
 ) (Record, error) {
-	if err := a.validate(); err != nil {
+	if err := a.validate(kind); err != nil {
 		return Record{}, err
 	}
 	seen := store.Row{Key: rec.Key, Status: string(rec.Status), Attempt: rec.Attempt, Token: rec.token, Worker: rec.WorkerID, StartedAt: rec.StartedAt}
@@ -119,26 +124,26 @@ func (r *Runner) act(ctx context.Context, kind string, rec Record, a Action, tex
 const maxActionText = 2000
 
 // validate returns an *InvalidError unless the action says who and why.
-func (a Action) validate() error {
+func (a Action) validate(kind string) error {
 	for _, f := range [...]struct{ name, value, breaks string }{{"Action.By", a.By, ""}, {"Action.Reason", a.Reason, "\n\t"}} {
 		forged := strings.ContainsFunc(f.value, func(c rune) bool { return unicode.IsControl(c) && !strings.ContainsRune(f.breaks, c) })
 		if strings.TrimSpace(f.value) == "" || store.CleanText(f.value) != f.value || len(f.value) > maxActionText || forged {
 			return &InvalidError{f.name, f.value, fmt.Sprintf("text of 1 to %d bytes, not only spaces, without control characters (a reason may have several lines)", maxActionText)}
 		}
 	}
-	if a.ResetItems {
-		return &InvalidError{"Action.ResetItems", true, "false: this version keeps no ledger of items, so a re-run does every item again"}
+	if a.ResetItems && kind != "APPROVE_RERUN" {
+		return &InvalidError{"Action.ResetItems", true, "false: only ApproveRerun can reset the items"}
 	}
 	return nil
 }
 
-// Prune removes the attempts of runs that are SUCCEEDED or SKIPPED and whose
-// business date is before a date, in batches that hold no long lock, and returns
-// how many runs that were. The row of a dated run stays for ever, marked: it keeps
-// the date from being run again, and an approval of it is refused, so a date after
-// today is too. Rows of jobs with Every go as well. RUNNING, FAILED and approved
-// runs, those of other programs, and people's actions are never touched. It needs
-// the privilege to DELETE.
+// Prune removes the attempts, items and checkpoints of runs that are SUCCEEDED or
+// SKIPPED and whose business date is before a date, in batches that hold no long
+// lock, and returns how many runs that were. The row of a dated run stays for
+// ever, marked: it keeps the date from being run again, and an approval of it is
+// refused, so a date after today is too. Rows of jobs with Every go as well.
+// RUNNING, FAILED and approved runs, those of other programs, and people's actions
+// are never touched. It needs the privilege to DELETE.
 func (r *Runner) Prune(ctx context.Context, before Date) (int64, error) {
 	if !before.IsValid() {
 		return 0, &InvalidError{"before", before.String(), "a calendar date from 0001-01-01 to 9999-12-31"}
@@ -147,22 +152,57 @@ func (r *Runner) Prune(ctx context.Context, before Date) (int64, error) {
 		return 0, &InvalidError{"before", before.String(), "a date up to today, " + today.String() + ": a pruned run can never run again"}
 	}
 	var total int64
-	for after := ""; ; {
-		var n int64
-		var last string
+	err := r.prune(ctx, before.String(), &total)
+	if store.Code(err) == "42501" {
+		err = fmt.Errorf("%w (it needs DELETE on all tables but batch_job_action and batch_job_migration)", err)
+	}
+	if err != nil {
+		return total, fmt.Errorf("prune before %s: %w", before, err)
+	}
+	return total, nil
+}
+
+// prune marks runs, then removes the items of marked ones, then the rows of marked
+// slots: if it stops anywhere, the next call goes on, and no run that could run
+// again ever lacks its items.
+func (r *Runner) prune(ctx context.Context, before string, total *int64) error {
+	const runs, items = 500, 10_000
+	for after, n := "", int64(1); n > 0; *total += n {
 		err := r.read(ctx, func(ctx context.Context, s *store.Store) (err error) {
-			n, last, err = s.Prune(ctx, r.pool, after, before.String(), 500, time.Second)
+			n, after, err = s.Prune(ctx, r.pool, after, before, runs, time.Second)
 			return err
 		})
-		if store.Code(err) == "42501" {
-			err = fmt.Errorf("%w (it needs DELETE on batch_job_run and batch_job_attempt)", err)
-		}
 		if err != nil {
-			return total, fmt.Errorf("prune before %s: %w", before, err)
+			return err
 		}
-		if total += n; n == 0 {
-			return total, nil
-		}
-		after = last
 	}
+	for _, failures := range [...]bool{false, true} {
+		for after := ""; ; {
+			var key string
+			var n int64
+			err := r.read(ctx, func(ctx context.Context, s *store.Store) (err error) {
+				key, n, err = s.PruneItems(ctx, r.pool, failures, after, items)
+				return err
+			})
+			if err != nil {
+				return err
+			}
+			if key == "" {
+				break
+			}
+			if n < items {
+				after = key
+			}
+		}
+	}
+	for n := int64(1); n > 0; {
+		err := r.read(ctx, func(ctx context.Context, s *store.Store) (err error) {
+			n, err = s.PruneSlots(ctx, r.pool, before, runs)
+			return err
+		})
+		if err != nil {
+			return err
+		}
+	}
+	return nil
 }

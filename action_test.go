@@ -928,6 +928,9 @@ GRANT USAGE ON SCHEMA public TO settlement_service, settlement_operator, settlem
 GRANT SELECT ON batch_job_run, batch_job_attempt, batch_job_action TO settlement_service, settlement_operator, settlement_reader;
 GRANT SELECT ON batch_job_migration TO settlement_service;
 GRANT INSERT, UPDATE ON batch_job_run, batch_job_attempt TO settlement_service, settlement_operator;
+GRANT SELECT, INSERT ON batch_job_item TO settlement_service;
+GRANT SELECT, INSERT, UPDATE ON batch_job_item_failure, batch_job_checkpoint TO settlement_service;
+GRANT SELECT ON batch_job_item, batch_job_item_failure TO settlement_operator, settlement_reader;
 GRANT INSERT ON batch_job_action TO settlement_operator;
 `
 
@@ -970,7 +973,8 @@ func TestRolesCanDoWhatTheyAreGranted(t *testing.T) {
 		_, errStale := r.Stale(t.Context())
 		_, errAttention := r.Attention(t.Context(), nil, job)
 		_, errMissed := r.Missed(t.Context(), job, date, date)
-		return errors.Join(errGet, errList, errHistory, errStale, errAttention, errMissed)
+		_, errItems := r.FailedItems(t.Context(), job.Key(date), "", 10)
+		return errors.Join(errGet, errList, errHistory, errStale, errAttention, errMissed, errItems)
 	}
 	act := func(r *jobrun.Runner) error {
 		key := fresh() + ":2026-09-15"
@@ -1062,11 +1066,11 @@ func TestRolesCanDoWhatTheyAreGranted(t *testing.T) {
 			}
 		}
 	}
-	if tried != 22 {
+	if tried != 34 {
 		t.Errorf("%d grants tried", tried)
 	}
 	// Prune takes more.
-	exec(t, db.Pool, `GRANT DELETE ON batch_job_run, batch_job_attempt TO `+roles["settlement_operator"])
+	exec(t, db.Pool, `GRANT SELECT, DELETE ON batch_job_run, batch_job_attempt, batch_job_item, batch_job_item_failure, batch_job_checkpoint TO `+roles["settlement_operator"])
 	if n, err := runner("settlement_operator").Prune(t.Context(), date.AddDays(1)); err != nil || n == 0 {
 		t.Errorf("Prune: %d, %v", n, err)
 	}

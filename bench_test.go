@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/seed-ccb5b62c/jobrun"
@@ -215,4 +216,58 @@ func BenchmarkRacers(b *testing.B) {
 		_, err := bare.Exec(ctx, bareClaim, key, "bench-00000000")
 		fail(b, err)
 	}))
+}
+
+const benchItems = 20_000
+
+// itemKeys are the keys of so many items.
+func itemKeys(n int) []string {
+	keys := make([]string, n)
+	for i := range keys {
+		keys[i] = fmt.Sprintf("order-%08d", i)
+	}
+	return keys
+}
+
+func same(s string) string { return s }
+
+// eachSlice is a run of a fresh job that does the items by Each.
+func eachSlice(b *testing.B, runner *jobrun.Runner, keys []string, fn func(context.Context, pgx.Tx, string) error, opts *jobrun.EachOptions) func() {
+	return func() {
+		_, err := runner.RunDate(context.Background(), jobrun.Job{Name: name(), Func: func(ctx context.Context, run *jobrun.Run) error {
+			res, err := jobrun.Each(ctx, run, jobrun.FromSlice(keys), same, fn, opts)
+			if res.Done != int64(len(keys)) {
+				b.Errorf("%+v", res)
+			}
+			return err
+		}}, date)
+		fail(b, err)
+	}
+}
+
+const (
+	bareLedger = `CREATE TABLE bare.item (job_key varchar(120) NOT NULL, item text COLLATE "C" NOT NULL, attempt integer NOT NULL,
+  done_at timestamptz NOT NULL DEFAULT now(), PRIMARY KEY (job_key, item))`
+	bareTake = `INSERT INTO bare.item (job_key, item, attempt) SELECT $1, unnest($2::text[]), 1 ON CONFLICT DO NOTHING`
+)
+
+// BenchmarkEach is Each with a function that does nothing, against bare
+// statements that enter 1000 keys each.
+func BenchmarkEach(b *testing.B) {
+	runner, _, bare := benchServer(b, 4)
+	exec(b, bare, bareLedger)
+	keys, ctx := itemKeys(benchItems), context.Background()
+	noop := func(context.Context, pgx.Tx, string) error { return nil }
+	for _, size := range []int{500, 1000} {
+		b.Run(fmt.Sprintf("chunk=%d", size), func(b *testing.B) {
+			b.ReportAllocs()
+			compare(b, eachSlice(b, runner, keys, noop, &jobrun.EachOptions{ChunkSize: size}), func() {
+				job := name()
+				for part := range slices.Chunk(keys, 1000) {
+					_, err := bare.Exec(ctx, bareTake, job, part)
+					fail(b, err)
+				}
+			})
+		})
+	}
 }

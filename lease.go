@@ -18,6 +18,7 @@ import (
 // Run is what a running attempt holds: the right to act for its run. It is of no
 // use after the [Func] has returned.
 type Run struct {
+	runner *Runner
 	record Record
 	held   *lease.Held
 	log    *slog.Logger
@@ -123,7 +124,7 @@ func (r *Runner) claim(ctx context.Context, job Job, s slot) (res Result, err er
 	}
 	jobCtx, cancel := context.WithCancelCause(ctx)
 	defer cancel(nil)
-	run := &Run{record: res.Record, log: r.log.With("job", job.Name, "job_key", s.key, "business_date", s.date.String(),
+	run := &Run{runner: r, record: res.Record, log: r.log.With("job", job.Name, "job_key", s.key, "business_date", s.date.String(),
 		"attempt", row.Attempt, "worker_id", r.workerID, "trigger", row.Trigger)}
 	if run.held, err = r.book.Hold(row, claimed.Sent, cancel, run.log); err != nil {
 		return r.giveBack(ctx, c, row, err)
@@ -179,6 +180,12 @@ func (r *Runner) execute(ctx, jobCtx context.Context, job Job, run *Run) (Record
 	}
 	err := call(jobCtx, job.Func, run)
 	lost := run.held.Returned()
+	if row, ended := run.held.Ended(); ended {
+		if err != nil {
+			err = &RunError{Key: run.Key(), Attempt: run.Attempt(), Err: fmt.Errorf("after Complete: %w", err)}
+		}
+		return r.record(row), err
+	}
 
 	o := store.Outcome{Status: string(Succeeded), Next: -1, Processed: run.held.Processed.Load(), Failed: run.held.Failed.Load()}
 	skipped := skipOf(err)

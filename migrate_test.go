@@ -118,7 +118,7 @@ func migratedOnce(t *testing.T, pool *pgxpool.Pool, schema string) {
 		t.Errorf("schema %s has %s, want %s", schema, got, want)
 	}
 	got := query[string](t, pool, `SELECT string_agg(version || ' ' || name || ' ' || length(checksum), ', ' ORDER BY version) FROM `+pgx.Identifier{schema, "batch_job_migration"}.Sanitize())
-	if want := "1 0001_runs.sql 64"; got != want {
+	if want := "1 0001_runs.sql 64, 2 0002_items.sql 64"; got != want {
 		t.Errorf("recorded %s, want %s", got, want)
 	}
 }
@@ -549,11 +549,11 @@ func TestMigrateDoesNotDeadlockWithNeighbours(t *testing.T) {
 			t.Error(err)
 		}
 		migratedOnce(t, db.Pool, "public")
-		exec(t, db.Pool, `DROP TABLE batch_job_run, batch_job_attempt, batch_job_action, batch_job_migration; DROP FUNCTION batch_job_action_append_only; `+seedTable)
+		exec(t, db.Pool, `DROP TABLE batch_job_run, batch_job_attempt, batch_job_action, batch_job_item, batch_job_item_failure, batch_job_checkpoint, batch_job_migration; DROP FUNCTION batch_job_action_append_only; `+seedTable)
 	}
 }
 
-// Another migrator that applies the same file at the same time, without our lock,
+// Another migrator that applies the same files at the same time, without our lock,
 // is waited for, and what it did is accepted.
 func TestMigrateBesideAnotherMigrator(t *testing.T) {
 	t.Parallel()
@@ -1086,7 +1086,7 @@ WHERE c.relnamespace = 'public'::regnamespace AND c.relkind = 'r' AND c.relname 
 			fmt.Sprintf("column %s.%s is missing", c.Table, c.Name))
 	}
 	fine("columns")
-	for _, table := range []string{"batch_job_run", "batch_job_attempt", "batch_job_action", "batch_job_migration"} {
+	for _, table := range []string{"batch_job_run", "batch_job_attempt", "batch_job_action", "batch_job_migration", "batch_job_item", "batch_job_item_failure", "batch_job_checkpoint"} {
 		finds(fmt.Sprintf(`ALTER TABLE %s RENAME TO gone`, table), fmt.Sprintf(`ALTER TABLE gone RENAME TO %s`, table), "table "+table+" is missing: run Migrate")
 	}
 	fine("tables")
@@ -1094,6 +1094,12 @@ WHERE c.relnamespace = 'public'::regnamespace AND c.relkind = 'r' AND c.relname 
 		"batch_job_run has no primary key or unique index on (job_key)")
 	finds(`ALTER TABLE batch_job_attempt DROP CONSTRAINT batch_job_attempt_pkey`, `ALTER TABLE batch_job_attempt ADD PRIMARY KEY (job_key, attempt)`,
 		"batch_job_attempt has no primary key or unique index on (attempt, job_key)")
+	finds(`ALTER TABLE batch_job_item DROP CONSTRAINT batch_job_item_pkey`, `ALTER TABLE batch_job_item ADD PRIMARY KEY (job_key, item)`,
+		"batch_job_item has no primary key or unique index on (item, job_key)")
+	finds(`ALTER TABLE batch_job_item_failure DROP CONSTRAINT batch_job_item_failure_pkey`, `ALTER TABLE batch_job_item_failure ADD PRIMARY KEY (job_key, item)`,
+		"batch_job_item_failure has no primary key or unique index on (item, job_key)")
+	finds(`ALTER TABLE batch_job_checkpoint DROP CONSTRAINT batch_job_checkpoint_pkey`, `ALTER TABLE batch_job_checkpoint ADD PRIMARY KEY (job_key)`,
+		"batch_job_checkpoint has no primary key or unique index on (job_key)")
 	finds(`ALTER TABLE batch_job_run DROP CONSTRAINT batch_job_run_pkey; ALTER TABLE batch_job_run ALTER job_key DROP NOT NULL, ALTER started_at TYPE timestamp, ALTER worker_id TYPE varchar(10)`,
 		`ALTER TABLE batch_job_run ADD PRIMARY KEY (job_key), ALTER started_at TYPE timestamptz, ALTER worker_id TYPE varchar(80)`,
 		"no primary key", "job_key must be NOT NULL", "started_at is timestamp without time zone", "worker_id is character varying(10)")
@@ -1119,7 +1125,8 @@ func TestVerifyFindsMissingPrivileges(t *testing.T) {
 	r := newRunner(t, pool, jobrun.Options{})
 	grants := map[string][]string{
 		"batch_job_run": {"SELECT", "INSERT", "UPDATE"}, "batch_job_attempt": {"SELECT", "INSERT", "UPDATE"},
-		"batch_job_action": {"SELECT"}, "batch_job_migration": {"SELECT"},
+		"batch_job_action": {"SELECT"}, "batch_job_migration": {"SELECT"}, "batch_job_item": {"SELECT", "INSERT"},
+		"batch_job_item_failure": {"SELECT", "INSERT", "UPDATE"}, "batch_job_checkpoint": {"SELECT", "INSERT", "UPDATE"},
 	}
 	grant := func(verb, privilege, table, direction string) {
 		exec(t, db.Pool, fmt.Sprintf(`%s %s ON %s %s %s`, verb, privilege, table, direction, role))

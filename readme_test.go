@@ -369,7 +369,7 @@ func TestReadmeSQL(t *testing.T) {
 	if n, err := acting.Prune(t.Context(), before); err == nil {
 		t.Errorf("as the operator, without DELETE: pruned %d", n)
 	}
-	script(t, db.Pool, rename.Replace(blockWith(t, "sql", "GRANT DELETE").text))
+	script(t, db.Pool, rename.Replace(blockWith(t, "sql", "GRANT SELECT, DELETE").text))
 	if n, err := acting.Prune(t.Context(), before); err != nil || n != 1 {
 		t.Errorf("as the operator: pruned %d, %v", n, err)
 	}

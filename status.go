@@ -111,8 +111,13 @@ var (
 	// is also the cause of the context of such an attempt.
 	ErrLeaseLost = lease.ErrLost
 	// ErrOutcomeUnknown: the function has returned, but what became of the run
-	// could not be recorded. The row stays RUNNING until a person decides.
+	// could not be recorded. The row stays RUNNING until a person decides. From Tx,
+	// Once and Complete, and then from Each: the answer to a COMMIT was lost, and
+	// nothing tells what became of it.
 	ErrOutcomeUnknown = lease.ErrUnknown
+	// ErrCompleted: the attempt has ended its run with Complete, so nothing more can
+	// be done for it.
+	ErrCompleted = lease.ErrDone
 	// ErrNotFound: there is no run of this key.
 	ErrNotFound = errors.New("jobrun: no such run")
 	// ErrConflict: the run is not, or no longer, in a state that allows the action.
@@ -190,7 +195,7 @@ func (e *skip) Error() string { return "skipped: " + e.reason }
 type Action struct {
 	By, Reason string // both required
 	Force      bool   // overrides what the method refuses otherwise
-	ResetItems bool   // reserved: this version keeps no ledger of items, and refuses it
+	ResetItems bool   // ApproveRerun only: forgets which items are done, so that the re-run does every item again
 }
 
 // Event is a change of a run, after it was committed.

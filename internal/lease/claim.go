@@ -28,6 +28,7 @@ const (
 var (
 	ErrLost    = errors.New("jobrun: lease lost")
 	ErrUnknown = errors.New("jobrun: outcome not recorded")
+	ErrDone    = errors.New("jobrun: the run is already completed")
 )
 
 // errUnseen: somebody's change was committed after the statement's snapshot, or
@@ -247,6 +248,9 @@ func (b *Book) Finish(ctx context.Context, h *Held, o store.Outcome) (after stor
 			return err
 		case standing.Holds:
 			return errUnseen // changed between the two statements: look again
+		case standing.EndedBy == "WORKER" && h.sealing(): // by a Complete whose fate nobody knew
+			after = standing.Ended(row, store.Outcome{Status: standing.Outcome, Next: -1, Processed: o.Processed, Failed: o.Failed})
+			return nil
 		case standing.EndedBy == "WORKER" && standing.Outcome == o.Status,
 			standing.Gone && standing.Ours && standing.Status == o.Status: // by an earlier try
 			after = standing.Ended(row, o)
@@ -265,6 +269,8 @@ func superseded(s store.Standing) string {
 	switch {
 	case s.EndedBy == "PERSON":
 		return "a person marked it failed"
+	case s.EndedBy == "WORKER":
+		return "the attempt has ended " + s.Outcome
 	case s.Status == "":
 		return "the row was deleted"
 	case s.Status == "RUNNING":

@@ -25,10 +25,12 @@ type Held struct {
 	cancel context.CancelCauseFunc
 
 	mu       sync.Mutex
-	renewed  time.Time // monotonic, before sending the last beat that was answered
-	missed   bool      // the last beat was not answered
-	returned bool      // the function has returned: its result shows where it stands
-	lost     error     // why the lease was lost; nil: held
+	renewed  time.Time  // monotonic, before sending the last beat that was answered
+	missed   bool       // the last beat was not answered
+	returned bool       // the function has returned: its result shows where it stands
+	lost     error      // why the lease was lost; nil: held
+	sealed   bool       // Complete has sent the end of the attempt
+	ended    *store.Row // the run after Complete; nil: not completed
 }
 
 // keeper is the running attempts, and the timer of their next heartbeat while
@@ -150,7 +152,10 @@ func (b *Book) keep() {
 // An attempt that the answer leaves out is read alone: somebody may just have had
 // its row locked. An attempt whose lease has ended gets this one renewal.
 func (b *Book) beat() bool {
-	held := b.held()
+	held := slices.DeleteFunc(b.held(), func(h *Held) bool { _, ended := h.Ended(); return ended })
+	if len(held) == 0 {
+		return true
+	}
 	pulses := make([]store.Pulse, len(held))
 	for i, h := range held {
 		pulses[i] = store.Pulse{Row: h.Row, Processed: h.Processed.Load(), Failed: h.Failed.Load()}
@@ -188,6 +193,7 @@ func (b *Book) beat() bool {
 			h.renew(sent, b.Lease)
 		case err != nil:
 			h.miss(err, sent, b.Lease)
+		case read && !standing.Holds && standing.EndedBy == "WORKER" && h.sealing(): // the answer is on its way
 		case read && !standing.Holds:
 			h.lose(errors.New(superseded(standing)))
 		default:

@@ -104,6 +104,18 @@ func (r *Reserve) Borrow(ctx context.Context, fn func(conn *pgx.Conn, kept bool)
 	}
 }
 
+// Acquire takes a connection of the pool for work that may last, never the kept
+// one, and waits for it at most limit.
+func (r *Reserve) Acquire(ctx context.Context, limit time.Duration) (*pgxpool.Conn, error) {
+	limited, cancel := context.WithTimeout(ctx, limit)
+	defer cancel()
+	conn, err := r.pool.Acquire(limited)
+	if err != nil && limited.Err() != nil && ctx.Err() == nil {
+		return nil, r.exhausted(err)
+	}
+	return conn, err
+}
+
 // doPool calls fn with a connection of the pool, if one can be had soon.
 func (r *Reserve) doPool(ctx context.Context, fn func(*pgx.Conn) error) (tried bool, err error) {
 	short, cancel := context.WithTimeout(ctx, patience)

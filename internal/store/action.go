@@ -89,9 +89,31 @@ const markFailedSQL = seenSQL + `, act AS MATERIALIZED (
   RETURNING r.*
 )` + afterSQL
 
+// resetSQL forgets what the run has done so far. Fenced
+// transactions of an attempt that was superseded come before it, because of the
+// advisory lock, or not at all.
+const resetSQL = `, items AS (
+  DELETE FROM batch_job_item AS i
+  USING act
+  WHERE i.job_key = act.job_key
+), failures AS (
+  DELETE FROM batch_job_item_failure AS f
+  USING act
+  WHERE f.job_key = act.job_key
+), checkpoint AS (
+  DELETE FROM batch_job_checkpoint AS c
+  USING act
+  WHERE c.job_key = act.job_key
+)`
+
 // approveSQL allows one more execution of a run that has ended: FAILED or
 // SKIPPED, SUCCEEDED only with force, and no approval is pending.
-const approveSQL = seenSQL + `, act AS MATERIALIZED (
+const approveSQL = approvableSQL + approvedSQL
+
+// approveResetSQL does so and makes it a run that has done nothing yet.
+const approveResetSQL = approvableSQL + resetSQL + approvedSQL
+
+const approvableSQL = seenSQL + `, act AS MATERIALIZED (
   SELECT old.*, old.status AS outcome, 'OUTSIDE' AS ended_by, old.error_message AS outcome_text
   FROM old
   LEFT JOIN attempt ON true
@@ -99,7 +121,9 @@ const approveSQL = seenSQL + `, act AS MATERIALIZED (
     AND $13::text = ''
     AND NOT old.pending
     AND old.pruned_at IS NULL
-)` + actSQL + `, done AS (
+)` + actSQL
+
+const approvedSQL = `, done AS (
   UPDATE batch_job_run AS r
   SET approved_at = act.now, approved_attempt = r.attempt, approved_status = r.status, approved_worker = r.worker_id,
     approved_finished_at = r.finished_at
@@ -140,6 +164,9 @@ func (s *Store) MarkFailed(ctx context.Context, db DB, a Action) (Row, bool, err
 
 // Approve allows one more execution, see [Store.act].
 func (s *Store) Approve(ctx context.Context, db DB, a Action) (Row, bool, error) {
+	if a.ResetItems {
+		return s.act(ctx, db, s.approveReset, a)
+	}
 	return s.act(ctx, db, s.approve, a)
 }
 

@@ -132,15 +132,15 @@ func (s *Store) Failing(ctx context.Context, db DB, since time.Time) ([]Row, err
 	return pgx.CollectRows(rows, collectRow)
 }
 
-// pruneSQL removes the history of one page of runs that are done, in the order
-// of their keys: the run row is locked FOR UPDATE, passing over those that
-// somebody is changing. Rows of dated runs stay, marked: they keep the date from
-// being run again.
+// pruneSQL marks one page of runs that are done as pruned, in the order of their
+// keys, and removes their attempts and checkpoints: the run row is locked FOR
+// UPDATE, passing over those that somebody is changing. A marked run can never run
+// again, so from here on its items guard nothing.
 const pruneSQL = `
 WITH bound AS MATERIALIZED (
   SELECT set_config('lock_timeout', $4::text, true), ` + durable + `
 ), page AS MATERIALIZED (
-  SELECT r.job_key, position('T' IN split_part(r.job_key, ':', 2)) > 0 AS slot
+  SELECT r.job_key
   FROM bound
   CROSS JOIN batch_job_run AS r
   WHERE r.job_key COLLATE "C" > $1::text
@@ -156,25 +156,100 @@ WITH bound AS MATERIALIZED (
   DELETE FROM batch_job_attempt AS a
   USING page
   WHERE a.job_key = page.job_key
-), slots AS (
-  DELETE FROM batch_job_run AS r
+), checkpoints AS (
+  DELETE FROM batch_job_checkpoint AS c
   USING page
-  WHERE r.job_key = page.job_key AND page.slot
-), dated AS (
+  WHERE c.job_key = page.job_key
+), marked AS (
   UPDATE batch_job_run AS r
   SET pruned_at = now(), ` + noApproval + `
   FROM page
-  WHERE r.job_key = page.job_key AND NOT page.slot
+  WHERE r.job_key = page.job_key
 )
 SELECT count(*), coalesce(max(job_key COLLATE "C"), '')
 FROM page`
 
-// Prune removes the history of at most limit runs before a date, after a key, and
+// Prune marks at most limit runs before a date, after a key, as pruned, and
 // returns how many and the last key.
 func (s *Store) Prune(ctx context.Context, db DB, after, before string, limit int, lock time.Duration) (n int64, last string, err error) {
 	rows, err := db.Query(ctx, s.prune, after, before, limit, millis(lock))
+	return counted(rows, err)
+}
+
+// counted reads a count and a key.
+func counted(rows pgx.Rows, err error) (n int64, last string, _ error) {
 	_, _, err = one(rows, err, func(row pgx.CollectableRow) (_ bool, err error) {
 		return false, row.Scan(&n, &last)
 	})
 	return n, last, err
+}
+
+// ledgers are the tables that hold items.
+var ledgers = [...]string{"batch_job_item", "batch_job_item_failure"}
+
+// pruneNextSQL finds the next key in a ledger that belongs to a pruned run, going
+// from key to key by the primary key. It locks nothing.
+func pruneNextSQL(ledger string) string {
+	return `
+WITH RECURSIVE ledger (job_key) AS (
+  (SELECT i.job_key FROM ` + ledger + ` AS i WHERE i.job_key > $1::text ORDER BY i.job_key LIMIT 1)
+  UNION ALL
+  SELECT (SELECT i.job_key FROM ` + ledger + ` AS i WHERE i.job_key > l.job_key ORDER BY i.job_key LIMIT 1)
+  FROM ledger AS l
+  WHERE l.job_key IS NOT NULL
+    AND NOT EXISTS (SELECT FROM batch_job_run AS r WHERE r.job_key = l.job_key AND r.pruned_at IS NOT NULL)
+)
+SELECT l.job_key
+FROM ledger AS l
+JOIN batch_job_run AS r
+  ON r.job_key = l.job_key
+WHERE r.pruned_at IS NOT NULL
+LIMIT 1`
+}
+
+// pruneItemsSQL removes a batch of a pruned run's items from a ledger.
+func pruneItemsSQL(ledger string) string {
+	return `
+DELETE FROM ` + ledger + ` AS i
+WHERE i.job_key = $1::text
+  AND i.item IN (SELECT j.item FROM ` + ledger + ` AS j WHERE j.job_key = $1::text ORDER BY j.item LIMIT $2::integer)
+  AND EXISTS (SELECT FROM batch_job_run AS r WHERE r.job_key = $1::text AND r.pruned_at IS NOT NULL)`
+}
+
+// PruneItems removes at most limit items (with failures, as many failures) of the
+// next pruned run after a key that has some. It returns the key of that run, ""
+// when there is none, and how many it removed.
+func (s *Store) PruneItems(ctx context.Context, db DB, failures bool, after string, limit int) (key string, n int64, err error) {
+	ledger := 0
+	if failures {
+		ledger = 1
+	}
+	rows, err := db.Query(ctx, s.pruneNext[ledger], after)
+	key, found, err := one(rows, err, pgx.RowTo[string])
+	if err != nil || !found {
+		return "", 0, err
+	}
+	tag, err := db.Exec(ctx, s.pruneItems[ledger], key, limit)
+	return key, tag.RowsAffected(), err
+}
+
+// pruneSlotsSQL removes the rows of pruned slots, whose keys never come again.
+const pruneSlotsSQL = `
+DELETE FROM batch_job_run AS r
+WHERE r.job_key IN (
+    SELECT p.job_key
+    FROM batch_job_run AS p
+    WHERE p.business_date < $1::text::date
+      AND p.pruned_at IS NOT NULL
+      AND position('T' IN split_part(p.job_key, ':', 2)) > 0
+      AND NOT EXISTS (SELECT FROM batch_job_item AS i WHERE i.job_key = p.job_key)
+      AND NOT EXISTS (SELECT FROM batch_job_item_failure AS f WHERE f.job_key = p.job_key)
+    LIMIT $2::integer
+    FOR UPDATE SKIP LOCKED)`
+
+// PruneSlots removes at most limit rows of pruned slots before a date, and returns
+// how many.
+func (s *Store) PruneSlots(ctx context.Context, db DB, before string, limit int) (int64, error) {
+	tag, err := db.Exec(ctx, s.pruneSlots, before, limit)
+	return tag.RowsAffected(), err
 }

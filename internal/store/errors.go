@@ -87,11 +87,11 @@ func ASCII(text string) string {
 	return quoted[1:min(len(quoted)-1, MaxText)]
 }
 
-// Code is the SQLSTATE of err, or "".
+// Code is the SQLSTATE of err, or "". Errors of other drivers have the method too.
 func Code(err error) string {
-	var pg *pgconn.PgError
-	if errors.As(err, &pg) {
-		return pg.Code
+	var state interface{ SQLState() string }
+	if errors.As(err, &state) {
+		return state.SQLState()
 	}
 	return ""
 }

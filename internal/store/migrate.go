@@ -311,7 +311,7 @@ func holds(got, want string) bool {
 // unlogged says which tables a crash of the server would empty.
 func (s *Store) unlogged(ctx context.Context, db DB) ([]string, error) {
 	rows, err := db.Query(ctx, `
-SELECT c.relname::text || ' is UNLOGGED: a crash of the server empties it, and every date can be claimed again'
+SELECT c.relname::text || ' is UNLOGGED: a crash of the server empties it, and what was done is done again'
 FROM pg_catalog.pg_class AS c
 JOIN pg_catalog.pg_namespace AS n ON n.oid = c.relnamespace
 WHERE n.nspname = $1::text

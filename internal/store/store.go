@@ -34,22 +34,34 @@ type Store struct {
 
 	claim, reclaim, skip, finish, abandon, beat, standing string
 	get, list, history, stale                             string
-	markFailed, approve, skipFailed, skipNew, acted       string
+	markFailed, approve, approveReset, skipFailed         string
+	skipNew, acted                                        string
 	due, present, first, attention, failing, prune        string
+	fence, seal, take, done, failItem, failedItems        string
+	checkpoint, saveCheckpoint                            string
+	pruneSlots                                            string
+	pruneNext, pruneItems                                 [len(ledgers)]string
 }
 
 // New returns the statements for the tables in schema.
 func New(schema string) *Store {
 	table := pgx.Identifier{schema}.Sanitize() + ".batch_job_"
 	q := func(sql string) string { return strings.ReplaceAll(sql, "batch_job_", table) }
-	return &Store{
+	s := &Store{
 		Schema: schema,
 		claim:  q(claimSQL), reclaim: q(reclaimSQL), skip: q(skipSQL), finish: q(finishSQL), abandon: q(abandonSQL),
 		beat: q(beatSQL), standing: q(standingSQL),
 		get: q(getSQL), list: q(listSQL), history: q(historySQL), stale: q(staleSQL),
-		markFailed: q(markFailedSQL), approve: q(approveSQL), skipFailed: q(skipFailedSQL), skipNew: q(skipNewSQL), acted: q(actedSQL),
+		markFailed: q(markFailedSQL), approve: q(approveSQL), approveReset: q(approveResetSQL), skipFailed: q(skipFailedSQL), skipNew: q(skipNewSQL), acted: q(actedSQL),
+		fence: q(fenceSQL), seal: q(sealSQL), take: q(takeSQL), done: q(doneSQL),
+		failItem: q(failItemSQL), failedItems: q(failedItemsSQL), checkpoint: q(checkpointSQL), saveCheckpoint: q(saveSQL),
 		due: q(dueSQL), present: q(presentSQL), first: q(firstSQL), attention: q(attentionSQL), failing: q(failingSQL), prune: q(pruneSQL),
+		pruneSlots: q(pruneSlotsSQL),
 	}
+	for i, ledger := range ledgers {
+		s.pruneNext[i], s.pruneItems[i] = q(pruneNextSQL(ledger)), q(pruneItemsSQL(ledger))
+	}
+	return s
 }
 
 // Tables finds the schema of the tables once. It is safe for concurrent use.

@@ -66,13 +66,19 @@ func (s *Store) Verify(ctx context.Context, db DB, all []Migration) (problems []
 			reported[c.Table] = true
 		}
 	}
-	for _, key := range [][]string{{"batch_job_run", "job_key"}, {"batch_job_attempt", "attempt", "job_key"}} {
+	for _, key := range [][]string{
+		{"batch_job_run", "job_key"},
+		{"batch_job_attempt", "attempt", "job_key"},
+		{"batch_job_item", "item", "job_key"},
+		{"batch_job_item_failure", "item", "job_key"},
+		{"batch_job_checkpoint", "job_key"},
+	} {
 		keyed, err := s.keyed(ctx, db, key[0], key[1:]...)
 		if err != nil {
 			return nil, err
 		}
 		if present[key[0]] && !keyed {
-			problems = append(problems, fmt.Sprintf("%s has no primary key or unique index on (%s): the same key could be claimed twice", key[0], strings.Join(key[1:], ", ")))
+			problems = append(problems, fmt.Sprintf("%s has no primary key or unique index on (%s): the same key or item could be claimed twice", key[0], strings.Join(key[1:], ", ")))
 		}
 	}
 	unlogged, err := s.unlogged(ctx, db)
@@ -84,6 +90,9 @@ func (s *Store) Verify(ctx context.Context, db DB, all []Migration) (problems []
 SELECT c.relname::text, p.privilege
 FROM (VALUES ('batch_job_run', 'SELECT'), ('batch_job_run', 'INSERT'), ('batch_job_run', 'UPDATE'),
   ('batch_job_attempt', 'SELECT'), ('batch_job_attempt', 'INSERT'), ('batch_job_attempt', 'UPDATE'),
+  ('batch_job_item', 'SELECT'), ('batch_job_item', 'INSERT'),
+  ('batch_job_item_failure', 'SELECT'), ('batch_job_item_failure', 'INSERT'), ('batch_job_item_failure', 'UPDATE'),
+  ('batch_job_checkpoint', 'SELECT'), ('batch_job_checkpoint', 'INSERT'), ('batch_job_checkpoint', 'UPDATE'),
   ('batch_job_action', 'SELECT'), ('batch_job_migration', 'SELECT')) AS p (name, privilege)
 JOIN pg_catalog.pg_class AS c ON c.relname = p.name
 JOIN pg_catalog.pg_namespace AS n ON n.oid = c.relnamespace

@@ -1,0 +1,402 @@
+package jobrun
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"iter"
+	"strings"
+	"sync"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/seed-ccb5b62c/jobrun/internal/lease"
+	"github.com/seed-ccb5b62c/jobrun/internal/schema"
+)
+
+// EachOptions are the settings of Each and EachChunk. nil or zero fields: the
+// documented defaults.
+type EachOptions struct {
+	ChunkSize   int   // items of one transaction, 1 to 10,000; 0: 500
+	Parallel    int   // chunks at the same time, each with a connection of its own, 1 to 100; 0: 1
+	MaxFailures int64 // failed items after which no more are read; 0: no limit
+}
+
+// EachResult counts the items of one call.
+type EachResult struct {
+	Done        int64 // by this call
+	AlreadyDone int64 // by an earlier attempt, or earlier in this one
+	Failed      int64
+}
+
+// ItemError is an item that failed.
+type ItemError struct {
+	Item string
+	Err  error // a *PanicError if fn panicked
+}
+
+// ItemsError is what Each returns when items failed and nothing else went wrong.
+// It does not unwrap to the items' errors, so that one item's Permanent does not
+// decide about the run.
+type ItemsError struct {
+	EachResult
+	Stopped bool        // EachOptions.MaxFailures was reached: there may be more items
+	First   []ItemError // the first failures, at most 10; FailedItems lists all
+}
+
+func (e *ItemsError) Error() string {
+	var b strings.Builder
+	fmt.Fprintf(&b, "%d of %d items failed", e.Failed, e.Done+e.AlreadyDone+e.Failed)
+	if e.Stopped {
+		b.WriteString(", stopped at the limit of failures")
+	}
+	for i, f := range e.First {
+		sep := "; "
+		if i == 0 {
+			sep = ": "
+		}
+		fmt.Fprintf(&b, "%s%.200q: %.400s", sep, f.Item, errorText(f.Err))
+	}
+	if more := e.Failed - int64(len(e.First)); more > 0 {
+		fmt.Fprintf(&b, "; and %d more", more)
+	}
+	return b.String()
+}
+
+// Each calls fn once for every item whose key is not in the run's ledger, and
+// enters it there in the same transaction: what fn writes through tx takes effect
+// exactly once per item and run, across crashes, retries and re-runs. Items are
+// done in chunks, one transaction like Tx's for each, in the order in which they
+// come; two items with one key take effect once. Memory does not grow with their
+// number. Done and failed items are added to AddProcessed and AddFailed as they
+// are committed.
+//
+// If fn returns an error or panics, its chunk is rolled back and the items of the
+// chunk are done one by one, each in a transaction of its own, so that only the
+// bad ones fail. So fn may be called several times for one item; calls to the
+// outside send [Run.IdempotencyKey]. A failure is noted in the ledger with its
+// text, Each goes on, and returns an [*ItemsError] at the end; return it, and the
+// run is FAILED and the next attempt tries those items again. With an ItemsError
+// that is not returned, the run can succeed.
+//
+// Every other error ends Each at once, and no item is marked failed for it: the
+// lease is lost (ErrLeaseLost), ctx ended, items yielded an error or an item with
+// a bad key ([*InvalidError]; see Once), the connection broke, or the server
+// answered with SQLSTATE 40001 or 40P01 to the last try, 55P03 (a lock could not
+// be had; for the items themselves the error names the sessions that hold them),
+// 25006 or class 53, 57 or 58. What was committed before stays done.
+//
+// fn must not use tx from other goroutines, nor end the transaction. With
+// EachOptions.Parallel it is called from several goroutines at once.
+func Each[T any](ctx context.Context, run *Run, items iter.Seq2[T, error], key func(T) string, fn func(ctx context.Context, tx pgx.Tx, item T) error, opts *EachOptions) (EachResult, error) {
+	var chunk func(context.Context, pgx.Tx, []T) error
+	if fn != nil {
+		chunk = func(ctx context.Context, tx pgx.Tx, part []T) error {
+			for _, item := range part {
+				if err := fn(ctx, tx, item); err != nil {
+					return err
+				}
+			}
+			return nil
+		}
+	}
+	return EachChunk(ctx, run, items, key, chunk, opts)
+}
+
+// EachChunk is Each with one call of fn for the items of a chunk that are not
+// done, for work that one statement does for many. When it fails, it is called
+// for each of them alone. fn must not keep the slice.
+func EachChunk[T any](ctx context.Context, run *Run, items iter.Seq2[T, error], key func(T) string, fn func(ctx context.Context, tx pgx.Tx, items []T) error, opts *EachOptions) (EachResult, error) {
+	if items == nil {
+		return EachResult{}, &InvalidError{"items", nil, "a sequence, such as FromSlice or FromRows"}
+	}
+	e, err := newEach(run, opts, key != nil, fn != nil)
+	if err != nil {
+		items(func(T, error) bool { return false }) // gives back what it holds, such as an open query
+		return EachResult{}, err
+	}
+	defer e.wait()
+	var c chunk[T]
+	n := 0
+	for item, err := range items {
+		if n++; err != nil {
+			e.end(fmt.Errorf("item %d of %s: %w", n, run.Key(), err))
+			break
+		}
+		k := key(item)
+		if err := validItem(fmt.Sprintf("key of item %d", n), k); err != nil {
+			e.end(err)
+			break
+		}
+		c.keys, c.items = append(c.keys, k), append(c.items, item)
+		if len(c.keys) == e.opts.ChunkSize {
+			if !e.do(ctx, c.work(fn), c.keys) {
+				break
+			}
+			c = c.next(e.opts.Parallel > 1)
+		}
+	}
+	if len(c.keys) > 0 && !e.ended() {
+		e.do(ctx, c.work(fn), c.keys)
+	}
+	return e.result()
+}
+
+// chunk is items with their keys.
+type chunk[T any] struct {
+	keys  []string
+	items []T
+}
+
+// next is an empty chunk; a new one while others still work on this one.
+func (c chunk[T]) next(fresh bool) chunk[T] {
+	if fresh {
+		return chunk[T]{make([]string, 0, cap(c.keys)), make([]T, 0, cap(c.items))}
+	}
+	clear(c.items)
+	return chunk[T]{c.keys[:0], c.items[:0]}
+}
+
+// work is fn for those items of the chunk from from to till that were taken; of
+// several with one key, for the first.
+func (c chunk[T]) work(fn func(context.Context, pgx.Tx, []T) error) chunkWork {
+	return func(ctx context.Context, tx pgx.Tx, from, till int, taken []string) error {
+		if len(taken) == till-from {
+			return fn(ctx, tx, c.items[from:till:till])
+		}
+		open := make(map[string]struct{}, len(taken))
+		for _, k := range taken {
+			open[k] = struct{}{}
+		}
+		part := make([]T, 0, len(taken))
+		for i := from; i < till; i++ {
+			if _, ok := open[c.keys[i]]; ok {
+				part = append(part, c.items[i])
+				delete(open, c.keys[i])
+			}
+		}
+		return fn(ctx, tx, part)
+	}
+}
+
+// chunkWork is the work of a chunk, whatever its items are.
+type chunkWork func(ctx context.Context, tx pgx.Tx, from, till int, taken []string) error
+
+// each is one call of Each.
+type each struct {
+	run   *Run
+	opts  EachOptions
+	slots chan struct{} // one for each chunk under way
+	wg    sync.WaitGroup
+
+	mu    sync.Mutex
+	res   EachResult
+	first []ItemError
+	fatal error
+}
+
+func newEach(run *Run, opts *EachOptions, hasKey, hasFn bool) (*each, error) {
+	var o EachOptions
+	if opts != nil {
+		o = *opts
+	}
+	switch {
+	case run == nil:
+		return nil, &InvalidError{"run", nil, "the run that the job's function was given"}
+	case !hasKey:
+		return nil, &InvalidError{"key", nil, "a function"}
+	case !hasFn:
+		return nil, &InvalidError{"fn", nil, "a function"}
+	case o.ChunkSize < 0 || o.ChunkSize > 10_000:
+		return nil, &InvalidError{"EachOptions.ChunkSize", o.ChunkSize, "1 to 10000, or 0 for 500"}
+	case o.Parallel < 0 || o.Parallel > 100:
+		return nil, &InvalidError{"EachOptions.Parallel", o.Parallel, "1 to 100, or 0 for 1"}
+	case o.MaxFailures < 0:
+		return nil, &InvalidError{"EachOptions.MaxFailures", o.MaxFailures, "1 or more, or 0 for no limit"}
+	}
+	if o.ChunkSize == 0 {
+		o.ChunkSize = 500
+	}
+	o.Parallel = max(o.Parallel, 1)
+	return &each{run: run, opts: o, slots: make(chan struct{}, o.Parallel)}, nil
+}
+
+// do does a chunk, on a goroutine of its own if there may be several, and reports
+// whether there may be more.
+func (e *each) do(ctx context.Context, work chunkWork, keys []string) bool {
+	if e.ended() {
+		return false
+	}
+	if e.opts.Parallel == 1 {
+		e.chunk(ctx, work, keys)
+		return !e.ended()
+	}
+	e.slots <- struct{}{}
+	e.wg.Go(func() {
+		returned := false
+		defer func() {
+			if v := recover(); v != nil {
+				e.end(&PanicError{Value: v, Stack: stack()})
+			} else if !returned {
+				e.end(errors.New("fn ended its goroutine with runtime.Goexit"))
+			}
+			<-e.slots
+		}()
+		e.chunk(ctx, work, keys)
+		returned = true
+	})
+	return !e.ended()
+}
+
+// chunk does the items of a chunk together, and if that fails, one by one.
+func (e *each) chunk(ctx context.Context, work chunkWork, keys []string) {
+	done, err := e.part(ctx, work, keys, 0, len(keys))
+	if err == nil {
+		e.add(done, len(keys)-done)
+		return
+	}
+	if e.heldUp(ctx, err) {
+		return
+	}
+	for i := range keys {
+		done, err := 0, err
+		if len(keys) > 1 {
+			done, err = e.part(ctx, work, keys, i, i+1)
+		}
+		switch {
+		case err == nil:
+			e.add(done, 1-done)
+		case e.heldUp(ctx, err):
+		default:
+			e.fail(ctx, keys[i], err)
+		}
+		if e.ended() {
+			return
+		}
+	}
+}
+
+// part does some items of a chunk in one transaction and returns how many of them
+// were not done before. A panic is an error of the work.
+func (e *each) part(ctx context.Context, work chunkWork, keys []string, from, till int) (done int, err error) {
+	did, err := e.run.take(ctx, keys[from:till], func(ctx context.Context, tx pgx.Tx, taken []string) error {
+		done = len(taken)
+		return contain(func() error { return work(ctx, tx, from, till, taken) })
+	})
+	if !did {
+		done = 0
+	}
+	return done, err
+}
+
+// heldUp ends Each for an error that says nothing about the items.
+func (e *each) heldUp(ctx context.Context, err error) bool {
+	if ctx.Err() == nil && !lease.HeldUp(err) {
+		return false
+	}
+	e.end(err)
+	return true
+}
+
+// fail notes an item's failure in the ledger.
+func (e *each) fail(ctx context.Context, item string, err error) {
+	if noted := e.run.runner.book.FailItem(ctx, e.run.held, item, errorText(err)); noted != nil {
+		e.end(fmt.Errorf("failure of item %.200q of %s could not be noted: %w (it failed with: %s)", item, e.run.Key(), schema.Explain(noted), errorText(err)))
+		return
+	}
+	e.run.AddFailed(1)
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.res.Failed++
+	if len(e.first) < 10 {
+		e.first = append(e.first, ItemError{item, err})
+	}
+}
+
+func (e *each) add(done, already int) {
+	e.run.AddProcessed(int64(done))
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.res.Done += int64(done)
+	e.res.AlreadyDone += int64(already)
+}
+
+// end stops Each with an error; the first one counts.
+func (e *each) end(err error) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if e.fatal == nil {
+		e.fatal = err
+	}
+}
+
+// ended reports whether no more items are to be done.
+func (e *each) ended() bool {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return e.fatal != nil || e.stopped()
+}
+
+// stopped reports whether there are too many failures. e.mu is held.
+func (e *each) stopped() bool { return e.opts.MaxFailures > 0 && e.res.Failed >= e.opts.MaxFailures }
+
+func (e *each) wait() { e.wg.Wait() }
+
+// result waits for all chunks.
+func (e *each) result() (EachResult, error) {
+	e.wait()
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	switch {
+	case e.fatal != nil:
+		return e.res, e.fatal
+	case e.res.Failed > 0:
+		return e.res, &ItemsError{e.res, e.stopped(), e.first}
+	}
+	return e.res, nil
+}
+
+// FromSlice yields the elements of a slice.
+func FromSlice[T any](s []T) iter.Seq2[T, error] {
+	return func(yield func(T, error) bool) {
+		for _, v := range s {
+			if !yield(v, nil) {
+				return
+			}
+		}
+	}
+}
+
+// FromRows yields the rows of a query as it is read, and closes it: pass it what
+// Query returned, and a scan such as pgx.RowToStructByName. It can be read once.
+// The open query holds a connection beside those that Each works with: if it is
+// one of the Runner's pool, that pool needs 3 and one more for each further
+// parallel chunk; else Each ends with an error that says so.
+func FromRows[T any](rows pgx.Rows, err error, scan pgx.RowToFunc[T]) iter.Seq2[T, error] {
+	read := false
+	return func(yield func(T, error) bool) {
+		var none T
+		switch {
+		case err != nil:
+			yield(none, err)
+			return
+		case rows == nil || scan == nil:
+			yield(none, &InvalidError{"rows or scan", nil, "both"})
+			return
+		case read:
+			yield(none, errors.New("the rows were read before: make the query again"))
+			return
+		}
+		read = true
+		defer rows.Close()
+		for rows.Next() {
+			v, err := scan(rows)
+			if !yield(v, err) || err != nil {
+				return
+			}
+		}
+		if err := rows.Err(); err != nil {
+			yield(none, err)
+		}
+	}
+}

@@ -1,0 +1,350 @@
+package lease
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/seed-ccb5b62c/jobrun/internal/store"
+)
+
+// AcquireLimit is how long work waits for a connection of the pool, if the lease
+// is not shorter.
+const AcquireLimit = 30 * time.Second
+
+// txTries is how often a transaction is begun again that failed with something
+// that passes.
+const txTries = 8
+
+// ErrBroken says that the connection of a transaction broke before its COMMIT was sent.
+var ErrBroken = errors.New("jobrun: the connection broke")
+
+// Tx is a transaction that commits only while the attempt holds its run.
+type Tx struct {
+	// Work is called again after a serialization failure or a deadlock, and when it
+	// is certain that the COMMIT did not happen. Without commit, nothing is fenced
+	// and all is rolled back.
+	Work func(ctx context.Context, s *store.Store, tx pgx.Tx) (commit bool, err error)
+	// End ends the attempt in the same commit; nil: it goes on.
+	End func() store.Outcome
+	// Proof reads from the tables whether it was committed, for when the server that
+	// had the transaction is gone; nil: nothing tells.
+	Proof func(ctx context.Context, s *store.Store, conn *pgx.Conn) (bool, error)
+}
+
+// Tx executes t. The error is ErrLost when the attempt no longer holds its run,
+// ErrDone after a Tx with End, ErrUnknown when the answer to the COMMIT was lost
+// and nothing tells what became of it.
+func (b *Book) Tx(ctx context.Context, h *Held, t Tx) (after store.Row, err error) {
+	for try := 0; ; try++ {
+		again := false
+		after, again, err = b.tx(ctx, h, t)
+		if err == nil || !again || try == txTries-1 || !store.Pause(ctx, try) {
+			return after, err
+		}
+	}
+}
+
+// tx is one try; again tells that another may succeed.
+func (b *Book) tx(ctx context.Context, h *Held, t Tx) (after store.Row, again bool, err error) {
+	if err := h.Check(); err != nil {
+		return after, false, err
+	}
+	conn, err := b.Reserve.Acquire(ctx, min(b.Lease, AcquireLimit))
+	if err != nil {
+		return after, ctx.Err() == nil && !errors.Is(err, context.DeadlineExceeded) && store.Transient(err), ended(ctx, err)
+	}
+	defer conn.Release() // destroys one that is broken or still in a transaction
+	s, err := b.Tables.Open(ctx, conn)
+	if err != nil {
+		return after, false, ended(ctx, err)
+	}
+	tx, err := s.Begin(ctx, conn.Conn(), b.Lease)
+	if err != nil {
+		return after, ctx.Err() == nil && store.Transient(err), ended(ctx, err)
+	}
+	detached, cancel := context.WithCancel(context.WithoutCancel(ctx))
+	defer cancel()
+	defer func() { // also when Work panics; after a commit there is nothing to roll back
+		limited, cancel := context.WithTimeout(detached, StatementLimit)
+		defer cancel()
+		_ = tx.Rollback(limited)
+		if store.Code(err) == "25006" { // a server that was demoted
+			_ = conn.Conn().Close(limited)
+		}
+	}()
+	commit, err := t.Work(ctx, s, workTx{tx})
+	broken := conn.Conn().IsClosed()
+	status := conn.Conn().PgConn().TxStatus()
+	switch {
+	case ctx.Err() != nil:
+		return after, false, ended(ctx, err)
+	case broken && err != nil:
+		return after, false, fmt.Errorf("%w: %w", ErrBroken, err)
+	case broken:
+		return after, false, fmt.Errorf("%w during the work, which did not say so", ErrBroken)
+	case err != nil && passes(err):
+		return b.refused(ctx, h, err)
+	case err != nil:
+		return after, false, err
+	case status == 'E':
+		return after, false, errors.New("a statement of the transaction failed, but the work returned no error")
+	case status != 'T':
+		return after, false, errors.New("the work ended its transaction itself: what it did so far is not protected by the lease")
+	case !commit:
+		return after, false, nil
+	}
+	return b.commit(detached, h, t, s, tx)
+}
+
+// commit fences and commits a transaction. Ctx is not the caller's: from here on
+// only the limits end it.
+func (b *Book) commit(ctx context.Context, h *Held, t Tx, s *store.Store, tx pgx.Tx) (after store.Row, again bool, err error) {
+	limited, cancel := context.WithTimeout(ctx, ResultLimit)
+	defer cancel()
+	fence := s.Fence
+	if t.End != nil {
+		fence = s.Seal
+	}
+	lock := lockLimit(StatementLimit)
+	mark, found, err := fence(limited, tx, h.Row, lock, b.Lease)
+	if err == nil && !found {
+		err = b.lost(ctx, h)
+		return after, errors.Is(err, errUnseen), err
+	}
+	if err == nil && t.End != nil {
+		h.seal(true)
+		after, found, err = s.Finish(limited, tx, h.Row, t.End(), lock)
+		if err == nil && !found { // its row is locked
+			err = errUnseen
+		}
+	}
+	if err == nil {
+		err = tx.Commit(limited)
+		if err == nil {
+			h.end(t.End != nil, after)
+			return after, false, nil
+		}
+		if store.Undecided(err) && !errors.Is(err, pgx.ErrTxCommitRollback) {
+			committed, unread := b.fate(ctx, mark, t.Proof)
+			switch {
+			case unread != nil:
+				return after, false, fmt.Errorf("%w: the answer to COMMIT was lost (%w), and so was what became of it: %w", ErrUnknown, err, unread)
+			case committed:
+				h.end(t.End != nil, after)
+				return after, false, nil
+			}
+			h.seal(false)
+			return after, true, fmt.Errorf("%w: %w", ErrBroken, err)
+		}
+	}
+	h.seal(false)
+	if passes(err) {
+		return b.refused(ctx, h, err)
+	}
+	return after, false, err
+}
+
+// passes reports a serialization failure or a deadlock.
+func passes(err error) bool {
+	code := store.Code(err)
+	return code == "40001" || code == "40P01" || errors.Is(err, errUnseen)
+}
+
+// refused decides after an error that passes: under strict isolation levels a run
+// that is no longer the attempt's looks like one.
+func (b *Book) refused(ctx context.Context, h *Held, err error) (after store.Row, again bool, _ error) {
+	if lost := b.lost(ctx, h); !errors.Is(lost, errUnseen) {
+		return after, false, lost
+	}
+	return after, true, err
+}
+
+// lost looks, on another connection, why the attempt does not hold its run, and
+// returns ErrLost with it; errUnseen when it does hold it.
+func (b *Book) lost(ctx context.Context, h *Held) error {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 2*StatementLimit)
+	defer cancel()
+	var standing store.Standing
+	_, err := b.repeat(ctx, own, func(ctx context.Context, s *store.Store, conn *pgx.Conn, _ time.Duration) (err error) {
+		standing, err = s.Standing(ctx, conn, h.Row)
+		return err
+	})
+	switch {
+	case err != nil:
+		return fmt.Errorf("%w: whether the attempt still holds its run could not be read: %w", ErrBroken, err)
+	case standing.Holds:
+		return errUnseen
+	case standing.EndedBy == "WORKER" && h.sealing():
+		return ErrDone
+	}
+	why := errors.New(superseded(standing))
+	h.lose(why)
+	return fmt.Errorf("%w: %w", ErrLost, why)
+}
+
+// fate finds out whether a transaction was committed whose answer was lost; while
+// the server is still at it, it waits.
+func (b *Book) fate(ctx context.Context, mark store.Mark, proof func(context.Context, *store.Store, *pgx.Conn) (bool, error)) (committed bool, err error) {
+	ctx, cancel := context.WithTimeout(ctx, ResultLimit)
+	defer cancel()
+	_, err = b.repeat(ctx, own, func(ctx context.Context, s *store.Store, conn *pgx.Conn, _ time.Duration) error {
+		fate, err := s.Fate(ctx, conn, mark)
+		switch {
+		case err != nil:
+			return err
+		case fate == "in progress":
+			return errUnseen
+		case fate != "":
+			committed = fate == "committed"
+			return nil
+		case proof == nil:
+			return store.Refusal("the server was restarted or replaced since")
+		}
+		committed, err = proof(ctx, s, conn)
+		return err
+	})
+	return committed, err
+}
+
+// Fence calls a fence on a transaction of the caller's and judges its answer.
+func (b *Book) Fence(ctx context.Context, h *Held, fence func(s *store.Store, lock, idle time.Duration) (found bool, err error)) error {
+	if err := h.Check(); err != nil {
+		return err
+	}
+	s, err := b.Tables.Open(ctx, nil) // the claim has opened them
+	if err != nil {
+		return err
+	}
+	found, err := fence(s, lockLimit(StatementLimit), b.Lease)
+	if err == nil && found {
+		return nil
+	}
+	if err != nil && store.Code(err) != "40001" {
+		return err
+	}
+	lost := b.lost(ctx, h)
+	if err != nil && errors.Is(lost, errUnseen) {
+		return err
+	}
+	return lost
+}
+
+// Nested reports whether a transaction is a savepoint inside another: a ROLLBACK TO
+// would release what a fence has locked.
+func Nested(tx pgx.Tx) bool {
+	return fmt.Sprintf("%T", tx) == "*pgx.dbSimulatedNestedTx"
+}
+
+// HeldUp reports an error that is about the server, the connection or the lease
+// and says nothing about the work: SQLSTATE classes 53 (resources), 57 (operator
+// intervention) and 58 (system), lock timeouts, a read-only server, and what
+// passes, after all tries.
+func HeldUp(err error) bool {
+	switch code := store.Code(err); code {
+	case "40001", "40P01", "55P03", "25006", "25P03", "25P04":
+		return true
+	default:
+		for _, class := range [...]string{"08", "53", "57", "58"} {
+			if strings.HasPrefix(code, class) {
+				return true
+			}
+		}
+	}
+	return errors.Is(err, errUnseen) || errors.Is(err, ErrBroken) || errors.Is(err, ErrLost) || errors.Is(err, ErrDone) || errors.Is(err, ErrUnknown)
+}
+
+// ended adds why ctx ended to err.
+func ended(ctx context.Context, err error) error {
+	cause := context.Cause(ctx)
+	switch {
+	case cause == nil || errors.Is(err, cause):
+		return err
+	case err == nil || errors.Is(cause, err):
+		return cause
+	}
+	return fmt.Errorf("%w: %w", cause, err)
+}
+
+// workTx is a transaction in the hands of the work, which may not end it.
+type workTx struct{ pgx.Tx }
+
+var errNotYours = errors.New("jobrun: this transaction is not yours to end: return nil to commit it, an error to roll it back")
+
+func (workTx) Commit(context.Context) error   { return errNotYours }
+func (workTx) Rollback(context.Context) error { return errNotYours }
+
+// Check returns why the attempt may not act; nil: as far as is known here, it may.
+func (h *Held) Check() error {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	switch {
+	case h.ended != nil:
+		return ErrDone
+	case h.lost != nil:
+		return fmt.Errorf("%w: %w", ErrLost, h.lost)
+	}
+	return nil
+}
+
+// seal notes that the end of the attempt is being sent, or was undone.
+func (h *Held) seal(on bool) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.sealed = on
+}
+
+func (h *Held) sealing() bool {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.sealed
+}
+
+// end notes that the attempt was ended by a commit, and the run after it.
+func (h *Held) end(ended bool, after store.Row) {
+	if !ended {
+		return
+	}
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.ended = &after
+}
+
+// Ended returns the run after a commit that ended the attempt, if there was one.
+func (h *Held) Ended() (store.Row, bool) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	if h.ended == nil {
+		return store.Row{}, false
+	}
+	return *h.ended, true
+}
+
+// FailItem notes the failure of an item, fenced, until that is certain.
+func (b *Book) FailItem(ctx context.Context, h *Held, item, text string) error {
+	if err := h.Check(); err != nil {
+		return err
+	}
+	limited, cancel := context.WithTimeout(ctx, ResultLimit)
+	defer cancel()
+	found := false
+	_, err := b.repeat(limited, own, func(ctx context.Context, s *store.Store, conn *pgx.Conn, lock time.Duration) (err error) {
+		if found, err = s.FailItem(ctx, conn, h.Row, item, text, lock); store.Unencodable(err) {
+			found, err = s.FailItem(ctx, conn, h.Row, item, store.ASCII(text), lock)
+		}
+		return err
+	})
+	switch {
+	case err != nil && store.Code(err) == "40001":
+		if lost := b.lost(ctx, h); !errors.Is(lost, errUnseen) {
+			return lost
+		}
+	case err == nil && !found:
+		return b.lost(ctx, h)
+	}
+	return err
+}
