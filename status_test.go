@@ -288,9 +288,12 @@ func TestListReadsOnlyTheRowsOfItsPage(t *testing.T) {
 	t.Parallel()
 	db := pgtest.New(t)
 	exec(t, db.Pool, `
-INSERT INTO batch_job_run (job_key, status, worker_id, finished_at)
-SELECT 'job-' || job || ':' || ('2000-01-01'::date + n), 'SUCCEEDED', 'node-1', now() FROM generate_series(10, 29) AS job, generate_series(1, 5000) AS n`)
-	exec(t, db.Pool, `ANALYZE batch_job_run`)
+INSERT INTO batch_job_run (job_key, status, worker_id, finished_at, token)
+SELECT 'job-' || job || ':' || ('2000-01-01'::date + n), 'SUCCEEDED', 'node-1', now(), gen_random_uuid() FROM generate_series(10, 29) AS job, generate_series(1, 5000) AS n`)
+	exec(t, db.Pool, `
+INSERT INTO batch_job_attempt (job_key, attempt, token, worker_id, started_at, finished_at, outcome)
+SELECT job_key, attempt, token, worker_id, started_at, finished_at, status FROM batch_job_run`) // an empty table is joined in another way
+	exec(t, db.Pool, `ANALYZE batch_job_run, batch_job_attempt`)
 	trace := &queryTrace{}
 	r := newRunner(t, db.PoolWith(t, func(c *pgxpool.Config) { c.ConnConfig.Tracer = trace }), jobrun.Options{})
 	session, err := db.Pool.Acquire(t.Context())
