@@ -70,6 +70,14 @@ func compare(ctx context.Context, pool *pgxpool.Pool, date jobrun.Date) (differe
 	return differences, nil
 }
 
+// settledTwice counts the orders that took effect more than once.
+func settledTwice(ctx context.Context, pool *pgxpool.Pool) (n int64, err error) {
+	err = pool.QueryRow(ctx, `
+		SELECT count(*)
+		FROM (SELECT order_id FROM settlement_item GROUP BY order_id HAVING count(*) > 1) AS twice`).Scan(&n)
+	return n, err
+}
+
 func (t total) String() string {
 	return fmt.Sprintf("%s orders, amount %s, fee %s, payout %s", thousands(t.Orders), thousands(t.Amount), thousands(t.Fee), thousands(t.Payout))
 }

@@ -7,7 +7,14 @@
 // of orders.csv, lets processes race for one date, starts one more when they are
 // done, and compares what was settled with a sum that plain SQL makes of the
 // orders. The job itself is in settle.go, what a process does with jobrun in
-// instance.go.
+// instance.go, the story in demo.go.
+//
+// Two flags let things go wrong, together if you like: one order fails, and the
+// winner of the race is killed in the middle of its work. Then a person acts, and
+// another process does the rest:
+//
+//	go run ./examples/settlement -fail-item 10012345
+//	go run ./examples/settlement -kill-after 2000
 package main
 
 import (
@@ -19,6 +26,7 @@ import (
 	"io"
 	"os"
 	"os/signal"
+	"slices"
 	"strings"
 	"syscall"
 	"time"
@@ -39,7 +47,9 @@ const (
 const usage = `Usage: settlement [flags]
 
 Settles the orders of one business date (in Seoul) from several processes at
-once and shows that exactly one of them does it.
+once and shows that exactly one of them does it. With -fail-item or -kill-after
+it shows what a person does when that one fails or dies, and that no order is
+settled twice.
 
 Without -database-url and DATABASE_URL it starts a throw-away PostgreSQL, which
 needs the server programs (initdb, postgres) to be installed. With one of them
@@ -50,10 +60,10 @@ Flags:
 
 const exitCodes = `
 Exit codes ("go run" answers 1 for all but 0):
-  0    exactly one process settled the date, and the totals are right
+  0    every order was settled exactly once, and the totals are right
   1    something failed
   2    wrong flags
-  3    not exactly one process settled, or the totals are wrong
+  3    a process too many settled, an order twice, or the totals are wrong
   130  interrupted, and cleaned up
 `
 
@@ -84,6 +94,8 @@ type config struct {
 	instances   int
 	databaseURL string
 	keep        bool
+	failItem    int64 // 0: none
+	killAfter   int64 // 0: not at all
 }
 
 // errNotEqual: the run went through, but the result is not what jobrun promises.
@@ -131,6 +143,8 @@ func parseFlags(args []string, all []order) (c config, help string, err error) {
 	f.IntVar(&c.instances, "instances", 2, "`number` of processes that race, 1 to 20")
 	f.StringVar(&c.databaseURL, "database-url", "", "`URL` of a PostgreSQL database to use; empty: DATABASE_URL, and without that a throw-away server")
 	f.BoolVar(&c.keep, "keep", false, "leave the server (or the schema) to look at, and print how to remove it")
+	f.Int64Var(&c.failItem, "fail-item", 0, "number of an `order` that fails until a person has acted, such as 10012345")
+	f.Int64Var(&c.killAfter, "kill-after", 0, "kill the winner in the middle of its work, once this `number` of orders is committed")
 	if err := f.Parse(args); err != nil {
 		var flags strings.Builder
 		f.SetOutput(&flags)
@@ -146,82 +160,40 @@ func parseFlags(args []string, all []order) (c config, help string, err error) {
 	if c.date, err = jobrun.ParseDate(*date); err != nil {
 		return c, "", fmt.Errorf("-date: %w", err)
 	}
-	if total, _ := countOn(all, c.date); total == 0 {
+	total, _ := countOn(all, c.date)
+	if total == 0 {
 		return c, "", fmt.Errorf("-date: no orders were paid on %s; there are some on %s", c.date, datesOf(all))
+	}
+	given := map[string]bool{}
+	f.Visit(func(f *flag.Flag) { given[f.Name] = true })
+	if given["fail-item"] {
+		if err := checkFailItem(c, all); err != nil {
+			return c, "", err
+		}
+	}
+	// One order may fail, and a chunk must be left in whose middle the process dies.
+	if most := total - chunkSize - 1; given["kill-after"] && (c.killAfter < 1 || c.killAfter > most) {
+		return c, "", fmt.Errorf("-kill-after is %d, allowed on %s: 1 to %d", c.killAfter, c.date, most)
 	}
 	// The last one is where this module's tests find a server; pgtest would use it too.
 	c.databaseURL = cmp.Or(c.databaseURL, os.Getenv("DATABASE_URL"), os.Getenv("JOBRUN_TEST_DATABASE_URL"))
 	return c, "", nil
 }
 
-// demonstrate is the whole story, from an empty database to the check.
-func demonstrate(ctx context.Context, c config, all []order, out *printer) (err error) {
-	out.printf("Daily settlement of %s, the business date in Seoul\n", c.date)
-
-	out.printf("\n1. The database\n\n")
-	db, err := openDatabase(ctx, c.databaseURL, c.keep, out)
-	if err != nil {
-		return err
+// checkFailItem refuses an order that is not of the date: it would never fail.
+func checkFailItem(c config, all []order) error {
+	var ofDate []int64
+	what := "there is no such order"
+	for _, o := range all {
+		if o.date() == c.date {
+			ofDate = append(ofDate, o.ID)
+		}
+		if o.ID == c.failItem {
+			what = "this order was paid on " + o.date().String()
+		}
 	}
-	defer func() {
-		out.printf("\n")
-		err = errors.Join(err, db.close(context.WithoutCancel(ctx), out))
-	}()
-	runner, err := newRunner(db.pool, "demo")
-	if err != nil {
-		return err
+	if slices.Contains(ofDate, c.failItem) {
+		return nil
 	}
-	if err := runner.Migrate(ctx); err != nil {
-		return err
-	}
-	start := time.Now()
-	if err := load(ctx, db.pool, all); err != nil {
-		return err
-	}
-	total, elsewhere := countOn(all, c.date)
-	out.printf("   %s orders loaded in %s.\n", thousands(int64(len(all))), seconds(time.Since(start)))
-	out.printf("   %s of them were paid on %s in Seoul. In UTC, %s of those fall on the\n"+
-		"   day before: whoever takes the date from a UTC clock settles them on a wrong date.\n", thousands(total), c.date, thousands(elsewhere))
-
-	out.printf("\n2. The race for %s\n\n", jobrun.Job{Name: jobName}.Key(c.date))
-	out.printf("   Processes started: %d. When all are ready, one signal starts the job in each.\n\n", c.instances)
-	settled, err := race(ctx, db, c.date, names(c.instances), out)
-	if err != nil {
-		return err
-	}
-
-	out.printf("\n3. A latecomer\n\n   One more process starts the same job now that it is done.\n\n")
-	again, err := race(ctx, db, c.date, []string{"latecomer"}, out)
-	if err != nil {
-		return err
-	}
-
-	out.printf("\n4. What is on record: table batch_job_run, times in %s\n\n", seoul)
-	records, err := runner.List(ctx, jobrun.Filter{Job: jobName})
-	if err != nil {
-		return err
-	}
-	printRuns(out, records)
-
-	out.printf("\n5. What was settled on %s, in won\n\n", c.date)
-	totals, err := settledTotals(ctx, db.pool, c.date)
-	if err != nil {
-		return err
-	}
-	printTotals(out, totals)
-
-	out.printf("\n6. The check\n\n")
-	differences, err := compare(ctx, db.pool, c.date)
-	if err != nil {
-		return err
-	}
-	out.printf("   processes that settled: %d of %d\n", settled+again, c.instances+1)
-	out.printf("   totals equal the independent SQL sum: %s\n", yesNo(len(differences) == 0))
-	for _, d := range differences {
-		out.printf("     %s\n", d)
-	}
-	if settled+again != 1 || len(differences) > 0 {
-		return errNotEqual
-	}
-	return nil
+	return fmt.Errorf("-fail-item is %d, allowed on %s: %d to %d; %s", c.failItem, c.date, slices.Min(ofDate), slices.Max(ofDate), what)
 }

@@ -32,6 +32,9 @@ type order struct {
 	Amount, FeeBP int64
 }
 
+// date is the business date on which the order was paid.
+func (o order) date() jobrun.Date { return jobrun.DateOf(o.PaidAt.In(seoul)) }
+
 func readOrders() ([]order, error) {
 	r := csv.NewReader(bytes.NewReader(ordersCSV))
 	r.FieldsPerRecord = 5
@@ -65,7 +68,7 @@ func readOrders() ([]order, error) {
 // those have another date in UTC.
 func countOn(all []order, date jobrun.Date) (total, elsewhere int64) {
 	for _, o := range all {
-		if jobrun.DateOf(o.PaidAt.In(seoul)) == date {
+		if o.date() == date {
 			total++
 			if jobrun.DateOf(o.PaidAt.UTC()) != date {
 				elsewhere++
@@ -79,15 +82,15 @@ func countOn(all []order, date jobrun.Date) (total, elsewhere int64) {
 func datesOf(all []order) string {
 	var dates []string
 	for _, o := range all {
-		dates = append(dates, jobrun.DateOf(o.PaidAt.In(seoul)).String())
+		dates = append(dates, o.date().String())
 	}
 	slices.Sort(dates)
 	return strings.Join(slices.Compact(dates), ", ")
 }
 
-// tables of the application, beside those of jobrun. The primary key of
-// settlement_item is the last line of defence: whatever goes wrong above it, no
-// order is settled twice.
+// tables of the application, beside those of jobrun. settlement_item has no unique
+// key so that nothing hides an order that took effect twice: it would be two rows,
+// which the check counts. A table of yours should have one all the same.
 const tables = `
 CREATE TABLE orders (
   order_id  bigint      PRIMARY KEY,
@@ -98,7 +101,7 @@ CREATE TABLE orders (
 );
 CREATE INDEX orders_paid_at_idx ON orders (paid_at);
 CREATE TABLE settlement_item (
-  order_id      bigint PRIMARY KEY REFERENCES orders,
+  order_id      bigint NOT NULL REFERENCES orders,
   business_date date   NOT NULL,
   merchant      text   NOT NULL,
   amount        bigint NOT NULL,

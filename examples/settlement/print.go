@@ -16,8 +16,9 @@ import (
 // printer prints for people, whole pieces at a time from any goroutine. That
 // nobody listens any more is no reason to stop before the end.
 type printer struct {
-	mu sync.Mutex
-	w  io.Writer
+	mu       sync.Mutex
+	w        io.Writer
+	sections int
 }
 
 func (p *printer) printf(format string, args ...any) {
@@ -25,6 +26,15 @@ func (p *printer) printf(format string, args ...any) {
 	defer p.mu.Unlock()
 	_, _ = fmt.Fprintf(p.w, format, args...)
 }
+
+// section prints a heading with the next number.
+func (p *printer) section(format string, args ...any) {
+	p.sections++
+	p.printf("\n%d. %s\n\n", p.sections, fmt.Sprintf(format, args...))
+}
+
+// say prints what somebody says or does.
+func (p *printer) say(who, what string) { p.printf("   %-11s  %s\n", who, what) }
 
 // printRuns prints runs as they are recorded; their times are in the Runner's zone.
 func printRuns(out *printer, records []jobrun.Record) {
@@ -40,6 +50,37 @@ func printRuns(out *printer, records []jobrun.Record) {
 		})
 	}
 	printTable(out, rows, "ATTEMPT", "ITEMS")
+}
+
+// printStale prints the evidence about a run that is silent.
+func printStale(out *printer, s jobrun.StaleRun) {
+	printTable(out, [][]string{
+		{"STATUS", "WORKER", "ATTEMPT", "SILENT", "ALIVE", "SESSION", "ITEMS"},
+		{string(s.Status), s.WorkerID, strconv.Itoa(s.Attempt), seconds(s.Silent), strconv.FormatBool(s.Alive), s.Session, thousands(s.ItemsProcessed)},
+	}, "ATTEMPT", "ITEMS")
+}
+
+// printFailed prints the orders that failed and are not settled.
+func printFailed(out *printer, failed []jobrun.FailedItem) {
+	rows := [][]string{{"ORDER", "FAILED AT", "IN ATTEMPT", "ERROR"}}
+	for _, f := range failed {
+		rows = append(rows, []string{f.Item, f.FailedAt.Format("15:04:05.000"), strconv.Itoa(f.Attempt), f.Error})
+	}
+	printTable(out, rows, "IN ATTEMPT")
+}
+
+// printHistory prints the attempts of a run and what people did about it.
+func printHistory(out *printer, history []jobrun.HistoryEntry) {
+	rows := [][]string{{"AT", "WHAT", "BY", "ATTEMPT", "OUTCOME", "ITEMS", "FAILED"}}
+	for _, h := range history {
+		row := []string{h.At.Format("15:04:05.000"), string(h.Trigger), h.WorkerID, strconv.Itoa(h.Attempt),
+			string(h.Outcome), thousands(h.ItemsProcessed), thousands(h.ItemsFailed)}
+		if h.Action != nil {
+			row = []string{row[0], h.Kind, h.Action.By, row[3], "", "", ""}
+		}
+		rows = append(rows, row)
+	}
+	printTable(out, rows, "ATTEMPT", "ITEMS", "FAILED")
 }
 
 // printTotals prints a line for each merchant, and their sum.

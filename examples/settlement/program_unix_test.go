@@ -5,6 +5,7 @@ package main
 import (
 	"bufio"
 	"bytes"
+	"fmt"
 	"io"
 	"net"
 	"net/url"
@@ -77,6 +78,64 @@ func TestProgram(t *testing.T) {
 			t.Errorf("totals differ: %q, %v", d, err)
 		}
 	})
+
+	for _, c := range []struct {
+		name, flags      string
+		settled, started int
+		says             []string // beside what every run says
+		attempts         string   // outcome, done and failed items of each, and what people did after it
+	}{
+		{
+			"an order fails", "-fail-item 10012345", 2, 4,
+			[]string{
+				"settled 5,379 of 5,380 orders in ", "; failed: 1\n", "The run is FAILED.", "is closed (simulated)",
+				"settled 1 of 5,380 orders in ", "; settled before: 5,379\n", "re-runs that were approved: 1\n",
+			},
+			"FAILED 5379 1 APPROVE_RERUN, SUCCEEDED 1 0",
+		},
+		{
+			"the winner is killed", "-kill-after 700", 2, 4,
+			[]string{
+				"1,000 orders committed, 500 more written and not committed: kill -9 ", "signal: killed\n", "false  gone",
+				"settled 4,380 of 5,380 orders in ", "; settled before: 1,000\n", "re-runs that were approved: 1\n",
+			},
+			"FAILED 1000 0 MARK_FAILED APPROVE_RERUN, SUCCEEDED 4380 0",
+		},
+		{
+			"an order fails, then the winner is killed", "-kill-after 1500 -fail-item 10012345 -instances 1", 3, 4,
+			[]string{"signal: killed\n", "settled 1 of 5,380 orders in ", "re-runs that were approved: 2\n"},
+			"FAILED 1999 1 MARK_FAILED APPROVE_RERUN, FAILED 3380 1 APPROVE_RERUN, SUCCEEDED 1 0",
+		},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			db := pgtest.Empty(t)
+			out := finish(t, command(append(strings.Fields(c.flags), "-keep"), "DATABASE_URL="+db.URL), c.settled, c.started)
+			for _, want := range c.says {
+				if !strings.Contains(out, want) {
+					t.Errorf("the output lacks %q", want)
+				}
+			}
+			pool, err := connect(t.Context(), db.URL, schemas(t, db.Pool)[0])
+			if err != nil {
+				t.Fatal(err)
+			}
+			t.Cleanup(pool.Close)
+			rows, _ := pool.Query(t.Context(), `
+				SELECT string_agg(concat_ws(' ', outcome, done, items_failed, acted), ', ' ORDER BY attempt)
+				FROM (SELECT a.*,
+				        (SELECT count(*) FROM batch_job_item AS i WHERE i.attempt = a.attempt) AS done,
+				        (SELECT string_agg(action, ' ' ORDER BY id) FROM batch_job_action AS p
+				         WHERE p.attempt = a.attempt AND acted_by = 'operator') AS acted
+				      FROM batch_job_attempt AS a) AS a`)
+			if got, err := pgx.CollectExactlyOneRow(rows, pgx.RowTo[string]); err != nil || got != c.attempts {
+				t.Errorf("attempts: %q, %v; want %q", got, err, c.attempts)
+			}
+			correct(t, pool)
+			if t.Failed() {
+				t.Log(out)
+			}
+		})
+	}
 
 	t.Run("DATABASE_URL", func(t *testing.T) {
 		db := pgtest.Empty(t)
@@ -153,20 +212,30 @@ func TestProgram(t *testing.T) {
 // the date, and returns its output.
 func succeed(t *testing.T, cmd *exec.Cmd, date string, instances int) string {
 	t.Helper()
+	out := finish(t, cmd, 1, instances+1)
+	if n := strings.Count(out, "RAN: won the claim"); n != 1 || !strings.Contains(out, "daily-settlement:"+date+"  SUCCEEDED") {
+		t.Errorf("%d processes say that they settled\n%s", n, out)
+	}
+	return out
+}
+
+// finish runs the program to a good end, in which so many of the processes that it
+// started settled orders, and returns its output.
+func finish(t *testing.T, cmd *exec.Cmd, settled, started int) string {
+	t.Helper()
 	var stdout, stderr bytes.Buffer
 	cmd.Stdout, cmd.Stderr = &stdout, &stderr
 	if err := cmd.Run(); err != nil {
 		t.Fatalf("%v\n%s%s", err, &stdout, &stderr)
 	}
 	out := stdout.String()
-	already := strings.Count(out, "ALREADY_RUNNING: did nothing") + strings.Count(out, "ALREADY_SUCCEEDED: did nothing")
-	if n := strings.Count(out, "RAN: won the claim"); n != 1 || already != instances {
-		t.Errorf("%d processes say that they settled, %d that they did nothing", n, already)
+	if n := strings.Count(out, ": did nothing, "); n != started-settled {
+		t.Errorf("%d of %d processes say that they did nothing, want all but %d", n, started, settled)
 	}
 	for _, want := range []string{
-		"daily-settlement:" + date + "  SUCCEEDED",
 		"latecomer    ALREADY_SUCCEEDED: did nothing",
-		"processes that settled: 1 of " + strconv.Itoa(instances+1) + "\n",
+		fmt.Sprintf("processes that settled: %d of %d\n", settled, started),
+		"orders settled twice: 0\n",
 		"totals equal the independent SQL sum: yes\n",
 	} {
 		if !strings.Contains(out, want) {

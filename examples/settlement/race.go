@@ -3,14 +3,13 @@ package main
 import (
 	"bufio"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"os"
 	"os/exec"
 	"sync"
 	"time"
-
-	"github.com/seed-ccb5b62c/jobrun"
 )
 
 // names of n instances.
@@ -23,8 +22,8 @@ func names(n int) []string {
 }
 
 // race starts one process for each name, gives the starting signal when all are
-// ready, shows what they say, and returns how many of them settled.
-func race(ctx context.Context, db *database, date jobrun.Date, names []string, out *printer) (settled int, err error) {
+// ready, shows what they say, and returns how many of them settled orders.
+func race(ctx context.Context, db *database, t task, names []string, out *printer) (settled int, err error) {
 	// One pipe is the standard input of all of them, and each reads one byte: a
 	// single write starts them together, and its end, if we fail first, ends them.
 	signal, give, err := os.Pipe()
@@ -41,7 +40,7 @@ func race(ctx context.Context, db *database, date jobrun.Date, names []string, o
 		}
 	}()
 	for _, name := range names {
-		p, err := start(ctx, db, date, name, signal)
+		p, err := start(ctx, db, t, name, signal)
 		if err != nil {
 			return 0, fmt.Errorf("%s: %w", name, err)
 		}
@@ -52,7 +51,7 @@ func race(ctx context.Context, db *database, date jobrun.Date, names []string, o
 			_, err := p.wait()
 			return 0, fmt.Errorf("%s ended before the race: %w", p.name, err)
 		}
-		p.say(out)
+		out.say(p.name, p.lines.Text())
 	}
 	if _, err := give.Write(make([]byte, len(started))); err != nil {
 		return 0, err
@@ -64,9 +63,12 @@ func race(ctx context.Context, db *database, date jobrun.Date, names []string, o
 	for _, p := range started {
 		wg.Go(func() {
 			for p.lines.Scan() {
-				p.say(out)
+				out.say(p.name, p.lines.Text())
 			}
 			did, err := p.wait()
+			if killed(p.cmd) {
+				out.say(p.name, p.cmd.ProcessState.String()) // "signal: killed"
+			}
 			mu.Lock()
 			defer mu.Unlock()
 			if did {
@@ -85,16 +87,22 @@ func race(ctx context.Context, db *database, date jobrun.Date, names []string, o
 type process struct {
 	name  string
 	lines *bufio.Scanner
+	cmd   *exec.Cmd
 	wait  func() (settled bool, err error) // may be called more than once
 }
 
-func start(ctx context.Context, db *database, date jobrun.Date, name string, signal *os.File) (*process, error) {
+func start(ctx context.Context, db *database, t task, name string, signal *os.File) (*process, error) {
 	self, err := os.Executable()
 	if err != nil {
 		return nil, err
 	}
+	t.Name, t.DatabaseURL, t.Schema = name, db.url, db.schema
+	told, err := json.Marshal(t)
+	if err != nil {
+		return nil, err
+	}
 	cmd := exec.CommandContext(ctx, self)
-	cmd.Env = append(os.Environ(), instanceVar+"="+name, databaseVar+"="+db.url, schemaVar+"="+db.schema, dateVar+"="+date.String())
+	cmd.Env = append(os.Environ(), instanceVar+"="+string(told))
 	cmd.Stdin, cmd.Stderr = signal, os.Stderr
 	// Interrupted, an instance still records what became of its run.
 	cmd.Cancel = func() error { return cmd.Process.Signal(os.Interrupt) }
@@ -106,17 +114,20 @@ func start(ctx context.Context, db *database, date jobrun.Date, name string, sig
 	if err := cmd.Start(); err != nil {
 		return nil, err
 	}
-	return &process{name, bufio.NewScanner(stdout), sync.OnceValues(func() (bool, error) {
+	wait := sync.OnceValues(func() (bool, error) {
 		err := cmd.Wait()
-		switch cmd.ProcessState.ExitCode() {
-		case instanceSettled:
+		switch code := cmd.ProcessState.ExitCode(); {
+		case code == instanceSettled, code == instanceOpen:
 			return true, nil
-		case instanceIdle:
+		case code == instanceIdle:
 			return false, nil
+		case t.KillAfter != 0 && killed(cmd): // as it was told
+			return true, nil
 		}
 		return false, err
-	})}, nil
+	})
+	return &process{name, bufio.NewScanner(stdout), cmd, wait}, nil
 }
 
-// say passes on the line that was read last.
-func (p *process) say(out *printer) { out.printf("   %-11s  %s\n", p.name, p.lines.Text()) }
+// killed reports whether a signal ended the process.
+func killed(cmd *exec.Cmd) bool { return cmd.ProcessState.ExitCode() == -1 }

@@ -2,7 +2,7 @@ package main
 
 import (
 	"context"
-	"fmt"
+	"strconv"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -17,41 +17,26 @@ const (
 )
 
 // settlement is the job. A scheduler starts it shortly after midnight in Seoul,
-// for the day that has just ended. Progress hears the number of orders so far.
-func settlement(pool *pgxpool.Pool, progress func(done int64)) jobrun.Job {
+// for the day that has just ended. EachChunk keeps the ledger of what is settled:
+// an attempt after a crash or a failure does the rest, and only the rest. Work is
+// settle; told hears how many orders this attempt did and how many it found done.
+func settlement(pool *pgxpool.Pool, work settleFunc, told func(jobrun.EachResult)) jobrun.Job {
 	return jobrun.Job{
 		Name: jobName,
 		Date: jobrun.PreviousDay,
 		Func: func(ctx context.Context, run *jobrun.Run) error {
-			var done, last int64
-			for {
-				var chunk []order
-				var settled int64
-				err := pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) (err error) {
-					if chunk, err = ordersAfter(ctx, tx, run.Date(), last); err != nil {
-						return err
-					}
-					settled, err = settle(ctx, tx, run.Date(), chunk)
-					return err
-				})
-				if err != nil {
-					return fmt.Errorf("orders after %d: %w", last, err)
-				}
-				if len(chunk) == 0 {
-					return nil
-				}
-				last = chunk[len(chunk)-1].ID
-				done += settled
-				run.AddProcessed(settled)
-				progress(done)
-			}
+			rows, err := ordersOf(ctx, pool, run.Date())
+			res, err := jobrun.EachChunk(ctx, run, jobrun.FromRows(rows, err, pgx.RowToStructByPos[order]), order.key,
+				func(ctx context.Context, tx pgx.Tx, chunk []order) error { return work(ctx, tx, run.Date(), chunk) },
+				&jobrun.EachOptions{ChunkSize: chunkSize})
+			told(res)
+			return err
 		},
 	}
 }
 
-// fee is amount x rate, cut down to whole won: a fraction is the merchant's. The
-// check in check.go has the same rule in SQL, where / between integers cuts too.
-func fee(amount, basisPoints int64) int64 { return amount * basisPoints / 10_000 }
+// key names the order in the ledger of the run.
+func (o order) key() string { return strconv.FormatInt(o.ID, 10) }
 
 // bounds are the instants at which the date begins and ends in Seoul.
 func bounds(date jobrun.Date) (from, till time.Time) {
@@ -59,34 +44,36 @@ func bounds(date jobrun.Date) (from, till time.Time) {
 	return from, from.AddDate(0, 0, 1)
 }
 
-// ordersAfter returns the next chunk of the orders that were paid on the date.
-func ordersAfter(ctx context.Context, tx pgx.Tx, date jobrun.Date, last int64) ([]order, error) {
+// ordersOf are the orders that were paid on the date, those of earlier attempts too.
+func ordersOf(ctx context.Context, pool *pgxpool.Pool, date jobrun.Date) (pgx.Rows, error) {
 	from, till := bounds(date)
-	rows, _ := tx.Query(ctx, `
+	return pool.Query(ctx, `
 		SELECT order_id, merchant, paid_at, amount, fee_bp
 		FROM orders
 		WHERE paid_at >= $1
 		  AND paid_at < $2
-		  AND order_id > $3
-		ORDER BY order_id
-		LIMIT $4`, from, till, last, chunkSize)
-	return pgx.CollectRows(rows, pgx.RowToStructByPos[order])
+		ORDER BY order_id`, from, till)
 }
 
-// settle writes the chunk's rows and returns how many it wrote. An order that an
-// earlier attempt has settled is left as it is: an attempt after a crash does the
-// rest (TestNextAttemptSettlesTheRest).
-func settle(ctx context.Context, tx pgx.Tx, date jobrun.Date, chunk []order) (int64, error) {
+type settleFunc func(ctx context.Context, tx pgx.Tx, date jobrun.Date, chunk []order) error
+
+// settle writes the rows of a chunk, whatever is there already: that no order
+// comes here twice is for the ledger to see to.
+func settle(ctx context.Context, tx pgx.Tx, date jobrun.Date, chunk []order) error {
 	var ids, amounts, fees []int64
 	var merchants []string
 	for _, o := range chunk {
 		ids, merchants = append(ids, o.ID), append(merchants, o.Merchant)
 		amounts, fees = append(amounts, o.Amount), append(fees, fee(o.Amount, o.FeeBP))
 	}
-	tag, err := tx.Exec(ctx, `
+	_, err := tx.Exec(ctx, `
 		INSERT INTO settlement_item (order_id, business_date, merchant, amount, fee, payout)
 		SELECT order_id, $1, merchant, amount, fee, amount - fee
-		FROM unnest($2::bigint[], $3::text[], $4::bigint[], $5::bigint[]) AS c (order_id, merchant, amount, fee)
-		ON CONFLICT (order_id) DO NOTHING`, date, ids, merchants, amounts, fees)
-	return tag.RowsAffected(), err
+		FROM unnest($2::bigint[], $3::text[], $4::bigint[], $5::bigint[]) AS c (order_id, merchant, amount, fee)`,
+		date, ids, merchants, amounts, fees)
+	return err
 }
+
+// fee is amount x rate, cut down to whole won: a fraction is the merchant's. The
+// check in check.go has the same rule in SQL, where / between integers cuts too.
+func fee(amount, basisPoints int64) int64 { return amount * basisPoints / 10_000 }

@@ -3,9 +3,11 @@ package main
 import (
 	"bytes"
 	"context"
+	"errors"
 	"strings"
 	"testing"
 
+	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/seed-ccb5b62c/jobrun"
@@ -31,21 +33,23 @@ func loaded(t *testing.T) (*pgxpool.Pool, int64) {
 	return pool, total
 }
 
+func ignore(jobrun.EachResult) {}
+
 // runJob is a trigger for the date.
-func runJob(t *testing.T, pool *pgxpool.Pool, job jobrun.Job) (jobrun.Result, error) {
+func runJob(t *testing.T, ctx context.Context, pool *pgxpool.Pool, job jobrun.Job) (jobrun.Result, error) {
 	t.Helper()
-	runner, err := newRunner(pool, "test")
+	runner, err := newRunner(pool, task{Name: "test"})
 	if err != nil {
 		t.Fatal(err)
 	}
 	_, midnight := bounds(date)
-	return runner.RunTrigger(t.Context(), job, midnight)
+	return runner.RunTrigger(ctx, job, midnight)
 }
 
 func TestCheckFindsWrongRows(t *testing.T) {
 	t.Parallel()
 	pool, total := loaded(t)
-	res, err := runJob(t, pool, settlement(pool, func(int64) {}))
+	res, err := runJob(t, t.Context(), pool, settlement(pool, settle, ignore))
 	if err != nil || !res.Ran() || res.Record.Date != date || res.Record.ItemsProcessed != total {
 		t.Fatalf("the job: %+v, %v; want %d items", res, err, total)
 	}
@@ -67,6 +71,12 @@ func TestCheckFindsWrongRows(t *testing.T) {
 			"a won too much",
 			`UPDATE settlement_item SET fee = fee + 1 WHERE order_id = ` + one,
 			`UPDATE settlement_item SET fee = fee - 1 WHERE order_id = ` + one,
+			"달빛분식",
+		},
+		{
+			"an order twice",
+			`INSERT INTO settlement_item SELECT * FROM settlement_item WHERE order_id = ` + one,
+			`DELETE FROM settlement_item WHERE ctid = (SELECT max(ctid) FROM settlement_item WHERE order_id = ` + one + `)`,
 			"달빛분식",
 		},
 		{
@@ -104,25 +114,86 @@ func TestCheckFindsWrongRows(t *testing.T) {
 	}
 }
 
+// TestOneOrderTwiceAndAnotherNever: the totals can be right, and the count of
+// double effects still tells.
+func TestOneOrderTwiceAndAnotherNever(t *testing.T) {
+	t.Parallel()
+	pool, _ := loaded(t)
+	if _, err := runJob(t, t.Context(), pool, settlement(pool, settle, ignore)); err != nil {
+		t.Fatal(err)
+	}
+	if n, err := settledTwice(t.Context(), pool); err != nil || n != 0 {
+		t.Fatalf("what the job settled: %d orders twice, %v", n, err)
+	}
+	tag, err := pool.Exec(t.Context(), `
+		UPDATE settlement_item
+		SET order_id = twin.keep
+		FROM (SELECT min(order_id) AS keep, max(order_id) AS gone FROM settlement_item
+		      GROUP BY merchant, amount, fee HAVING count(*) > 1 ORDER BY 1 LIMIT 1) AS twin
+		WHERE order_id = twin.gone`)
+	if err != nil || tag.RowsAffected() != 1 {
+		t.Fatalf("%s, %v", tag, err)
+	}
+	if d, err := compare(t.Context(), pool, date); err != nil || len(d) > 0 {
+		t.Errorf("totals: %q, %v", d, err)
+	}
+	if n, err := settledTwice(t.Context(), pool); err != nil || n != 1 {
+		t.Errorf("%d orders twice, %v; want 1", n, err)
+	}
+}
+
 func TestNextAttemptSettlesTheRest(t *testing.T) {
 	t.Parallel()
 	pool, total := loaded(t)
-	crashed := settlement(pool, func(done int64) {
-		if done == 2*chunkSize {
-			panic("crash")
+	errCrash := errors.New("crash")
+	ctx, crash := context.WithCancelCause(t.Context())
+	chunks := 0
+	interrupted := settlement(pool, func(ctx context.Context, tx pgx.Tx, date jobrun.Date, chunk []order) error {
+		if chunks++; chunks == 3 {
+			crash(errCrash)
 		}
-	})
-	crashed.Retry = jobrun.Retry{MaxAttempts: 2, Backoff: jobrun.Exponential(1, 1)}
-	res, err := runJob(t, pool, crashed)
-	if err == nil || res.Record.Status != jobrun.Failed {
+		return settle(ctx, tx, date, chunk)
+	}, ignore)
+	interrupted.Retry = jobrun.Retry{MaxAttempts: 2}
+	res, err := runJob(t, ctx, pool, interrupted)
+	if !errors.Is(err, errCrash) || res.Record.Status != jobrun.Failed || res.Record.ItemsProcessed != 2*chunkSize {
 		t.Fatalf("first attempt: %+v, %v", res, err)
 	}
-	res, err = runJob(t, pool, settlement(pool, func(int64) {}))
-	if err != nil || res.Record.Attempt != 2 || res.Record.ItemsProcessed != total-2*chunkSize {
-		t.Fatalf("second attempt: %+v, %v", res, err)
+	var second jobrun.EachResult
+	res, err = runJob(t, t.Context(), pool, settlement(pool, settle, func(r jobrun.EachResult) { second = r }))
+	if err != nil || res.Record.Attempt != 2 || second != (jobrun.EachResult{Done: total - 2*chunkSize, AlreadyDone: 2 * chunkSize}) {
+		t.Fatalf("second attempt: %+v, %+v, %v", res, second, err)
 	}
+	correct(t, pool)
+}
+
+func TestOneOrderFailsAlone(t *testing.T) {
+	t.Parallel()
+	pool, total := loaded(t)
+	const id = 10012345
+	res, err := runJob(t, t.Context(), pool, settlement(pool, failItem(id, settle), ignore))
+	var failed *jobrun.ItemsError
+	if !errors.As(err, &failed) || failed.EachResult != (jobrun.EachResult{Done: total - 1, Failed: 1}) || failed.First[0].Item != "10012345" {
+		t.Fatalf("%+v, %v", res, err)
+	}
+	rows, _ := pool.Query(t.Context(), `SELECT order_id FROM orders WHERE (paid_at AT TIME ZONE 'Asia/Seoul')::date = $1
+		EXCEPT SELECT order_id FROM settlement_item`, date)
+	if open, err := pgx.CollectExactlyOneRow(rows, pgx.RowTo[int64]); err != nil || open != id {
+		t.Errorf("not settled: %d, %v", open, err)
+	}
+	if n, err := settledTwice(t.Context(), pool); err != nil || n != 0 {
+		t.Errorf("%d orders twice, %v", n, err)
+	}
+}
+
+// correct compares what was settled with what should be.
+func correct(t *testing.T, pool *pgxpool.Pool) {
+	t.Helper()
 	if d, err := compare(t.Context(), pool, date); err != nil || len(d) > 0 {
 		t.Errorf("totals differ: %q, %v", d, err)
+	}
+	if n, err := settledTwice(t.Context(), pool); err != nil || n != 0 {
+		t.Errorf("%d orders twice, %v", n, err)
 	}
 }
 
@@ -170,6 +241,14 @@ func TestBadFlagsAreRefusedBeforeAnythingStarts(t *testing.T) {
 		{"-instances 0", "-instances is 0, allowed: 1 to 20"},
 		{"-instances 21", "allowed: 1 to 20"},
 		{"-instances two", "invalid value"},
+		{"-fail-item 0", "-fail-item is 0, allowed on 2026-09-15: 10011371 to 10016750; there is no such order"},
+		{"-fail-item 10000001", "allowed on 2026-09-15: 10011371 to 10016750; this order was paid on 2026-09-13"},
+		{"-date 2026-09-13 -fail-item 10012345", "allowed on 2026-09-13: 10000001 to 10006240; this order was paid on 2026-09-15"},
+		{"-fail-item some", "invalid value"},
+		{"-kill-after 0", "-kill-after is 0, allowed on 2026-09-15: 1 to 4879"},
+		{"-kill-after 4880", "allowed on 2026-09-15: 1 to 4879"},
+		{"-kill-after -1", "allowed on 2026-09-15: 1 to 4879"},
+		{"-kill-after all", "invalid value"},
 		{"-speed 3", "not defined: -speed"},
 		{"2026-09-15", "unexpected argument"},
 	} {
