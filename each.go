@@ -20,6 +20,10 @@ type EachOptions struct {
 	ChunkSize   int   // items of one transaction, 1 to 10,000; 0: 500
 	Parallel    int   // chunks at the same time, each with a connection of its own, 1 to 100; 0: 1
 	MaxFailures int64 // failed items after which no more are read; 0: no limit
+
+	// Progress is called after each chunk, and after each item of a chunk that
+	// failed, with the counts so far; one call at a time. nil: nobody hears of it.
+	Progress func(EachResult)
 }
 
 // EachResult counts the items of one call.
@@ -73,18 +77,27 @@ func (e *ItemsError) Error() string {
 //
 // If fn returns an error or panics, its chunk is rolled back and the items of the
 // chunk are done one by one, each in a transaction of its own, so that only the
-// bad ones fail. So fn may be called several times for one item; calls to the
-// outside send [Run.IdempotencyKey]. A failure is noted in the ledger with its
+// bad ones fail. So fn may be called several times for one item. For calls to the
+// outside, send [Run.IdempotencyKey] with them, set ChunkSize to 1, so that a crash
+// leaves one call in doubt and not a chunk of them, and bound each call well below
+// Options.Lease: the server ends a transaction whose process is silent for longer,
+// and with it Each.
+//
+// A failure is noted in the ledger with its
 // text, Each goes on, and returns an [*ItemsError] at the end; return it, and the
 // run is FAILED and the next attempt tries those items again. With an ItemsError
 // that is not returned, the run can succeed.
+//
+// A chunk waits for a connection of the Runner's pool, and for a lock, at most
+// Options.Lease (for the connection 30 s if that is less); then Each ends.
 //
 // Every other error ends Each at once, and no item is marked failed for it: the
 // lease is lost (ErrLeaseLost), ctx ended, items yielded an error or an item with
 // a bad key ([*InvalidError]; see Once), the connection broke, or the server
 // answered with SQLSTATE 40001 or 40P01 to the last try, 55P03 (a lock could not
 // be had; for the items themselves the error names the sessions that hold them),
-// 25006 or class 53, 57 or 58. What was committed before stays done.
+// 25006, 25P03, 25P04 or class 08, 53, 57 or 58. The error names the first item of
+// the transaction that it ended. What was committed before stays done.
 //
 // fn must not use tx from other goroutines, nor end the transaction. With
 // EachOptions.Parallel it is called from several goroutines at once.
@@ -255,7 +268,7 @@ func (e *each) chunk(ctx context.Context, work chunkWork, keys []string) {
 		e.add(done, len(keys)-done)
 		return
 	}
-	if e.heldUp(ctx, err) {
+	if e.heldUp(ctx, keys, err) {
 		return
 	}
 	for i := range keys {
@@ -266,7 +279,7 @@ func (e *each) chunk(ctx context.Context, work chunkWork, keys []string) {
 		switch {
 		case err == nil:
 			e.add(done, 1-done)
-		case e.heldUp(ctx, err):
+		case e.heldUp(ctx, keys[i:i+1], err):
 		default:
 			e.fail(ctx, keys[i], err)
 		}
@@ -290,11 +303,15 @@ func (e *each) part(ctx context.Context, work chunkWork, keys []string, from, ti
 }
 
 // heldUp ends Each for an error that says nothing about the items.
-func (e *each) heldUp(ctx context.Context, err error) bool {
+func (e *each) heldUp(ctx context.Context, keys []string, err error) bool {
 	if ctx.Err() == nil && !lease.HeldUp(err) {
 		return false
 	}
-	e.end(err)
+	which := fmt.Sprintf("item %.200q", keys[0])
+	if len(keys) > 1 {
+		which = fmt.Sprintf("%d items from %.200q on", len(keys), keys[0])
+	}
+	e.end(fmt.Errorf("%s of %s: %w", which, e.run.Key(), err))
 	return true
 }
 
@@ -311,6 +328,7 @@ func (e *each) fail(ctx context.Context, item string, err error) {
 	if len(e.first) < 10 {
 		e.first = append(e.first, ItemError{item, err})
 	}
+	e.tell()
 }
 
 func (e *each) add(done, already int) {
@@ -319,6 +337,14 @@ func (e *each) add(done, already int) {
 	defer e.mu.Unlock()
 	e.res.Done += int64(done)
 	e.res.AlreadyDone += int64(already)
+	e.tell()
+}
+
+// tell tells how far it is. e.mu is held.
+func (e *each) tell() {
+	if e.opts.Progress != nil {
+		e.opts.Progress(e.res)
+	}
 }
 
 // end stops Each with an error; the first one counts.
@@ -367,8 +393,12 @@ func FromSlice[T any](s []T) iter.Seq2[T, error] {
 	}
 }
 
-// FromRows yields the rows of a query as it is read, and closes it: pass it what
-// Query returned, and a scan such as pgx.RowToStructByName. It can be read once.
+// FromRows yields the rows of a query as it is read, and closes it:
+//
+//	rows, err := pool.Query(ctx, sql)
+//	orders := jobrun.FromRows(rows, err, pgx.RowToStructByName[Order])
+//
+// It can be read once.
 // The open query holds a connection beside those that Each works with: if it is
 // one of the Runner's pool, that pool needs 3 and one more for each further
 // parallel chunk; else Each ends with an error that says so.

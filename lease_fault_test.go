@@ -652,3 +652,42 @@ func TestShutdownAmongCalls(t *testing.T) {
 		t.Errorf("%d runs left RUNNING", n)
 	}
 }
+
+func TestLostAnswerIsUndecidedInEveryMode(t *testing.T) {
+	t.Parallel()
+	db := effectDB(t)
+	for _, mode := range []pgx.QueryExecMode{
+		pgx.QueryExecModeCacheStatement, pgx.QueryExecModeCacheDescribe, pgx.QueryExecModeDescribeExec,
+		pgx.QueryExecModeExec, pgx.QueryExecModeSimpleProtocol,
+	} {
+		p := pgtest.NewProxy(t, db.URL)
+		for _, args := range [][]any{{mode}, {mode, 1}} {
+			conn, err := pgx.Connect(t.Context(), p.URL())
+			if err != nil {
+				t.Fatal(err)
+			}
+			sql := `INSERT INTO effect VALUES (1)`
+			if len(args) == 2 {
+				sql = `INSERT INTO effect VALUES ($1)`
+			}
+			p.CutAfter("insert into effect")
+			_, err = conn.Exec(t.Context(), sql, args...)
+			if !store.Undecided(err) {
+				t.Errorf("%s, %d arguments: %v is taken for decided", mode, len(args)-1, err)
+			}
+			p.CutAfter("insert into effect")
+			if conn, err = pgx.Connect(t.Context(), p.URL()); err != nil {
+				t.Fatal(err)
+			}
+			rows, err := conn.Query(t.Context(), sql, args...)
+			if err == nil {
+				rows.Close()
+				err = rows.Err()
+			}
+			if !store.Undecided(err) {
+				t.Errorf("%s, %d arguments, query: %v is taken for decided", mode, len(args)-1, err)
+			}
+		}
+	}
+	effects(t, db.Pool, strings.TrimSpace(strings.Repeat("1 ", 20)))
+}

@@ -54,7 +54,9 @@ const (
 // Record is a run with its latest attempt as it was at one moment. Times are
 // those of the database clock, in the business zone; absent ones are zero. A run
 // that another program made has no Trigger, HeartbeatAt or item counts, and if
-// its key does not parse, no Job and Date. People's actions need the Record as a
+// its key does not parse, no Job and Date. ItemsProcessed and ItemsFailed are the
+// latest attempt's alone and, until it has ended itself, those of its last
+// heartbeat. People's actions need the Record as a
 // method returned it: one that went through JSON says too little.
 type Record struct {
 	Key            string    `json:"key"`

@@ -103,16 +103,16 @@ func (r *Run) heldBy(ctx context.Context, err error, waited time.Duration) error
 	text := "no session with a transaction that old was found"
 	switch {
 	case readErr != nil:
-		text = "who holds them could not be read: " + errorText(readErr)
+		text = "who holds the items could not be read: " + errorText(readErr)
 	case len(holders) > 0:
 		var all []string
 		for _, h := range holders {
 			all = append(all, fmt.Sprintf("pid %d (user %q, application %q, client %s, %s, transaction open for %s)",
 				h.PID, h.User, h.Application, h.Client, h.State, h.Age.Round(time.Millisecond)))
 		}
-		text = "they may be held by " + strings.Join(all, ", ")
+		text = "the items may be held by " + strings.Join(all, ", ")
 	}
-	return fmt.Errorf("items of %s: waited %s; %s: %w", r.Key(), waited.Round(time.Millisecond), text, err)
+	return fmt.Errorf("waited %s for the ledger of %s; %s: %w", waited.Round(time.Millisecond), r.Key(), text, err)
 }
 
 // Complete is Tx and the end of the run in one commit: fn's writes and SUCCEEDED
@@ -294,4 +294,21 @@ func (r *Runner) FailedItems(ctx context.Context, key, after string, limit int) 
 		items[i] = FailedItem{f.Item, f.Attempt, f.Failures, f.At.In(r.zone), f.Error}
 	}
 	return items, nil
+}
+
+// CountItems counts the items of a run that the ledger has as done, and those that
+// failed and are not done. Unlike the counts of a Record they are exact at this
+// moment, and of all attempts together. Its cost grows with their number.
+func (r *Runner) CountItems(ctx context.Context, key string) (done, failed int64, err error) {
+	if store.CleanText(key) != key {
+		return 0, 0, &InvalidError{"key", key, "valid UTF-8 without NUL"}
+	}
+	err = r.read(ctx, func(ctx context.Context, s *store.Store) (err error) {
+		done, failed, err = s.CountItems(ctx, r.pool, key)
+		return err
+	})
+	if err != nil {
+		return 0, 0, fmt.Errorf("items of %q: %w", key, err)
+	}
+	return done, failed, nil
 }

@@ -56,16 +56,16 @@ func (b *Book) tx(ctx context.Context, h *Held, t Tx) (after store.Row, again bo
 	}
 	conn, err := b.Reserve.Acquire(ctx, min(b.Lease, AcquireLimit))
 	if err != nil {
-		return after, ctx.Err() == nil && !errors.Is(err, context.DeadlineExceeded) && store.Transient(err), ended(ctx, err)
+		return after, ctx.Err() == nil && !errors.Is(err, context.DeadlineExceeded) && store.Transient(err), notBegun{ended(ctx, err)}
 	}
 	defer conn.Release() // destroys one that is broken or still in a transaction
 	s, err := b.Tables.Open(ctx, conn)
 	if err != nil {
-		return after, false, ended(ctx, err)
+		return after, false, notBegun{ended(ctx, err)}
 	}
 	tx, err := s.Begin(ctx, conn.Conn(), b.Lease)
 	if err != nil {
-		return after, ctx.Err() == nil && store.Transient(err), ended(ctx, err)
+		return after, ctx.Err() == nil && store.Transient(err), notBegun{ended(ctx, err)}
 	}
 	detached, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	defer cancel()
@@ -143,8 +143,11 @@ func (b *Book) commit(ctx context.Context, h *Held, t Tx, s *store.Store, tx pgx
 		}
 	}
 	h.seal(false)
-	if passes(err) {
+	switch {
+	case passes(err):
 		return b.refused(ctx, h, err)
+	case tx.Conn().IsClosed():
+		err = fmt.Errorf("%w: %w", ErrBroken, err)
 	}
 	return after, false, err
 }
@@ -241,7 +244,7 @@ func Nested(tx pgx.Tx) bool {
 }
 
 // HeldUp reports an error that is about the server, the connection or the lease
-// and says nothing about the work: SQLSTATE classes 53 (resources), 57 (operator
+// and says nothing about the work: none was begun, or SQLSTATE classes 53 (resources), 57 (operator
 // intervention) and 58 (system), lock timeouts, a read-only server, and what
 // passes, after all tries.
 func HeldUp(err error) bool {
@@ -255,8 +258,13 @@ func HeldUp(err error) bool {
 			}
 		}
 	}
-	return errors.Is(err, errUnseen) || errors.Is(err, ErrBroken) || errors.Is(err, ErrLost) || errors.Is(err, ErrDone) || errors.Is(err, ErrUnknown)
+	return errors.As(err, new(notBegun)) || errors.Is(err, errUnseen) || errors.Is(err, ErrBroken) || errors.Is(err, ErrLost) || errors.Is(err, ErrDone) || errors.Is(err, ErrUnknown)
 }
+
+// notBegun is an error before the work was called.
+type notBegun struct{ error }
+
+func (e notBegun) Unwrap() error { return e.error }
 
 // ended adds why ctx ended to err.
 func ended(ctx context.Context, err error) error {

@@ -12,7 +12,7 @@ import (
 
 // A Proxy stands between a program and its database and breaks connections where a test wants it. It reads enough of
 // the wire protocol to know which statement a message is about, whichever of pgx's exec modes sent it. A match is a
-// part of the statement's SQL, in upper or lower case. A fault that is armed strikes once, on whichever connection
+// part of the statement's SQL, in upper or lower case; after a ^ it is the beginning, so that ^commit is no setting's name. A fault that is armed strikes once, on whichever connection
 // comes first, unless it says otherwise. All methods may be called at any time from any goroutine.
 type Proxy struct {
 	listener         net.Listener
@@ -149,7 +149,7 @@ func (p *Proxy) Statements(match string) int {
 	defer p.mu.Unlock()
 	total := 0
 	for sql, n := range p.statements {
-		if strings.Contains(sql, match) {
+		if matches(sql, match) {
 			total += n
 		}
 	}
@@ -166,12 +166,20 @@ func (p *Proxy) arm(kind faultKind, match string, n int) {
 // statement can be cut after.
 func (p *Proxy) strike(sql string, executes bool) faultKind {
 	for _, f := range p.faults {
-		if f.left > 0 && (executes || f.kind != cutAfter) && strings.Contains(sql, f.match) {
+		if f.left > 0 && (executes || f.kind != cutAfter) && matches(sql, f.match) {
 			f.left--
 			return f.kind
 		}
 	}
 	return none
+}
+
+// matches reports whether SQL, in lower case, is one that a match means.
+func matches(sql, match string) bool {
+	if start, ok := strings.CutPrefix(match, "^"); ok {
+		return strings.HasPrefix(sql, start)
+	}
+	return strings.Contains(sql, match)
 }
 
 // cut closes a connection once, on purpose. The caller holds p.mu.

@@ -45,9 +45,12 @@ func Transient(err error) bool {
 }
 
 // Undecided reports whether the statement may have been committed although it
-// returned this error: it was sent, and no answer says that it was undone.
+// returned this error: it was sent, and no answer says that it was undone. pgx says
+// "conn closed" and that it is safe to retry not only before it sends a statement,
+// but in the simple protocol also after it has lost the answer (v5.12.0,
+// TestLostAnswerIsUndecidedInEveryMode).
 func Undecided(err error) bool {
-	if err == nil || pgconn.SafeToRetry(err) {
+	if err == nil || pgconn.SafeToRetry(err) && !errors.Is(err, pgconn.ErrConnClosed) {
 		return false
 	}
 	var connect *pgconn.ConnectError

@@ -32,7 +32,7 @@ WITH bound AS MATERIALIZED (
     set_config('lock_timeout', $5::text, true), set_config('idle_in_transaction_session_timeout', $6::text, true),
     ` + durable + `, pg_advisory_xact_lock_shared(` + keyLock + `)
 )
-SELECT pg_current_xact_id()::text, pg_postmaster_start_time()::text, bound.written
+SELECT pg_current_xact_id()::text, extract(epoch FROM pg_postmaster_start_time())::text, bound.written
 FROM bound
 CROSS JOIN batch_job_run AS r
 WHERE r.job_key = $1::text
@@ -49,7 +49,7 @@ WITH bound AS MATERIALIZED (
   SELECT set_config('lock_timeout', $5::text, true), set_config('idle_in_transaction_session_timeout', $6::text, true),
     ` + durable + `, pg_advisory_xact_lock(` + keyLock + `)
 )
-SELECT pg_current_xact_id()::text, pg_postmaster_start_time()::text, true
+SELECT pg_current_xact_id()::text, extract(epoch FROM pg_postmaster_start_time())::text, true
 FROM bound
 CROSS JOIN batch_job_run AS r
 WHERE r.job_key = $1::text
@@ -136,7 +136,7 @@ func queryOne(ctx context.Context, tx SQLTx, query string, args []any, into ...a
 }
 
 // fateSQL asks what became of a transaction; it locks nothing.
-const fateSQL = `SELECT coalesce(pg_xact_status($1::text::xid8), ''), pg_postmaster_start_time()::text`
+const fateSQL = `SELECT coalesce(pg_xact_status($1::text::xid8), ''), extract(epoch FROM pg_postmaster_start_time())::text`
 
 // Fate returns "committed", "aborted", "in progress", or "" when this server
 // cannot know.

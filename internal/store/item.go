@@ -117,8 +117,23 @@ func (s *Store) FailedItems(ctx context.Context, db DB, key, after string, limit
 	})
 }
 
+const countItemsSQL = `
+SELECT (SELECT count(*) FROM batch_job_item AS i WHERE i.job_key = $1::text), (
+  SELECT count(*)
+  FROM batch_job_item_failure AS f
+  WHERE f.job_key = $1::text
+    AND NOT EXISTS (SELECT FROM batch_job_item AS i WHERE i.job_key = f.job_key AND i.item = f.item))`
+
+// CountItems counts the items of a run that are done, and that failed and are not.
+func (s *Store) CountItems(ctx context.Context, db DB, key string) (done, failed int64, err error) {
+	rows, err := db.Query(ctx, s.countItems, key)
+	_, _, err = one(rows, err, func(r pgx.CollectableRow) (_ bool, err error) { return false, r.Scan(&done, &failed) })
+	return done, failed, err
+}
+
 // holdersSQL lists the sessions that may hold an item for which this one has
-// waited: their transactions have written to the ledger and are older than the wait.
+// waited: their transactions have written to the ledger and are older than the
+// wait, or of a role that this one may not see.
 const holdersSQL = `
 SELECT a.pid, coalesce(a.usename::text, ''), coalesce(a.application_name, ''), coalesce(a.client_addr::text, 'local'),
   coalesce(a.state, 'unknown'), coalesce((extract(epoch FROM clock_timestamp() - a.xact_start) * 1000)::bigint, 0)
@@ -133,7 +148,7 @@ WHERE l.locktype = 'relation'
   AND l.database = (SELECT d.oid FROM pg_catalog.pg_database AS d WHERE d.datname = current_database())
   AND l.mode = 'RowExclusiveLock'
   AND l.granted
-  AND (a.xact_start IS NULL OR a.xact_start < clock_timestamp() - $1::bigint * interval '1 millisecond')
+  AND (a.state IS NULL OR a.xact_start < clock_timestamp() - $1::bigint * interval '1 millisecond')
 ORDER BY a.xact_start
 LIMIT 10`
 

@@ -39,7 +39,7 @@ type Store struct {
 	due, present, first, attention, failing, prune        string
 	fence, seal, take, done, failItem, failedItems        string
 	checkpoint, saveCheckpoint                            string
-	pruneSlots                                            string
+	countItems, pruneSlots                                string
 	pruneNext, pruneItems                                 [len(ledgers)]string
 }
 
@@ -54,7 +54,7 @@ func New(schema string) *Store {
 		get: q(getSQL), list: q(listSQL), history: q(historySQL), stale: q(staleSQL),
 		markFailed: q(markFailedSQL), approve: q(approveSQL), approveReset: q(approveResetSQL), skipFailed: q(skipFailedSQL), skipNew: q(skipNewSQL), acted: q(actedSQL),
 		fence: q(fenceSQL), seal: q(sealSQL), take: q(takeSQL), done: q(doneSQL),
-		failItem: q(failItemSQL), failedItems: q(failedItemsSQL), checkpoint: q(checkpointSQL), saveCheckpoint: q(saveSQL),
+		failItem: q(failItemSQL), failedItems: q(failedItemsSQL), countItems: q(countItemsSQL), checkpoint: q(checkpointSQL), saveCheckpoint: q(saveSQL),
 		due: q(dueSQL), present: q(presentSQL), first: q(firstSQL), attention: q(attentionSQL), failing: q(failingSQL), prune: q(pruneSQL),
 		pruneSlots: q(pruneSlotsSQL),
 	}
