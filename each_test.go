@@ -566,18 +566,18 @@ func TestParallelChunksThatDeadlock(t *testing.T) {
 		c.MaxConns = 6
 		c.ConnConfig.RuntimeParams["deadlock_timeout"] = "10ms"
 	}), jobrun.Options{})
-	got, _, err := each(t, r, "daily", jobrun.FromSlice(numbers(600)), func(ctx context.Context, tx pgx.Tx, n int) error {
+	got, _, err := each(t, r, "daily", jobrun.FromSlice(numbers(200)), func(ctx context.Context, tx pgx.Tx, n int) error {
 		_, err := tx.Exec(ctx, `UPDATE account SET balance = balance - 1 WHERE id = $1`, n*7%10)
 		if err == nil {
 			_, err = tx.Exec(ctx, `UPDATE account SET balance = balance + 1 WHERE id = $1`, n*3%10)
 		}
 		return err
 	}, &jobrun.EachOptions{ChunkSize: 2, Parallel: 3})
-	if err != nil || got.Done != 600 {
+	if err != nil || got.Done != 200 {
 		t.Errorf("%+v, %v", got, err)
 	}
 	want := query[string](t, db.Pool, `SELECT string_agg(coalesce(1000 - minus + plus, 1000)::text, ' ' ORDER BY id) FROM generate_series(0, 9) AS id,
-		LATERAL (SELECT count(*) FILTER (WHERE n * 7 % 10 = id) AS minus, count(*) FILTER (WHERE n * 3 % 10 = id) AS plus FROM generate_series(1, 600) AS n) AS s`)
+		LATERAL (SELECT count(*) FILTER (WHERE n * 7 % 10 = id) AS minus, count(*) FILTER (WHERE n * 3 % 10 = id) AS plus FROM generate_series(1, 200) AS n) AS s`)
 	eventually(t, "a deadlock is counted", func() bool {
 		return query[int64](t, db.Pool, `SELECT deadlocks FROM pg_stat_database WHERE datname = current_database()`) > 0
 	})

@@ -338,3 +338,42 @@ func TestPruneRefusesInvalidDates(t *testing.T) {
 		t.Errorf("%v rows", n)
 	}
 }
+
+// Items guard their effects: they go only with runs that can never run again, and
+// what an interrupted call has left goes with the next one.
+func TestPruneRemovesItemsOnlyOfRunsThatCannotRunAgain(t *testing.T) {
+	t.Parallel()
+	db := pgtest.New(t)
+	r := newRunner(t, db.Pool, jobrun.Options{})
+	oldRuns(t, db.Pool, "daily", 3)
+	exec(t, db.Pool, `
+UPDATE batch_job_run SET status = 'FAILED' WHERE job_key = 'daily:2010-01-03';
+UPDATE batch_job_run SET pruned_at = now() WHERE job_key = 'daily:2010-01-04'; -- interrupted there
+INSERT INTO batch_job_run (job_key, status, worker_id, job_name, business_date, finished_at, pruned_at)
+SELECT 'slots:2010-01-01T0' || n || ':00+09:00', 'SUCCEEDED', 'node-1', 'slots', '2010-01-01', '2010-01-01', CASE WHEN n = 2 THEN now() END FROM generate_series(1, 2) AS n;
+INSERT INTO batch_job_item (job_key, item, attempt)
+SELECT key, 'item-' || m, 1
+FROM (VALUES ('daily:2010-01-02', 20500), ('daily:2010-01-03', 7), ('daily:2010-01-04', 5), ('daily:2010-01-05', 9),
+  ('slots:2010-01-01T01:00+09:00', 3), ('slots:2010-01-01T02:00+09:00', 3), ('zz:2010-01-01', 1)) AS k (key, total), generate_series(1, total) AS m;
+INSERT INTO batch_job_item_failure (job_key, item, attempt, error_message)
+SELECT DISTINCT job_key, 'item-x', 1, 'declined' FROM batch_job_item;
+INSERT INTO batch_job_checkpoint (job_key, attempt, value) SELECT job_key, 1, '1' FROM batch_job_run WHERE pruned_at IS NULL`)
+	left := func() string {
+		return query[string](t, db.Pool, `SELECT string_agg(concat_ws(' ', job_key, items, failures, checkpoints), ', ' ORDER BY job_key COLLATE "C") FROM (
+			SELECT job_key, sum(i) AS items, sum(f) AS failures, sum(c) AS checkpoints FROM (
+				SELECT job_key, 1 AS i, 0 AS f, 0 AS c FROM batch_job_item UNION ALL SELECT job_key, 0, 1, 0 FROM batch_job_item_failure
+				UNION ALL SELECT job_key, 0, 0, 1 FROM batch_job_checkpoint) AS every GROUP BY job_key) AS sums`)
+	}
+	prune(t, r, "2010-01-03", 2) // daily:2010-01-02 and a slot; another slot and a date were marked before
+	// daily:2010-01-05 has no run: somebody deleted its row, and a claim makes a new one.
+	if got, want := left(), "daily:2010-01-03 7 1 1, daily:2010-01-05 9 1 0, zz:2010-01-01 1 1 0"; got != want {
+		t.Errorf("left %s, want %s", got, want)
+	}
+	if n := query[int](t, db.Pool, `SELECT count(*) FROM batch_job_run WHERE job_key LIKE 'slots%'`); n != 0 {
+		t.Errorf("%d slots are left", n)
+	}
+	prune(t, r, "2010-01-03", 0)
+	if n := query[int](t, db.Pool, `SELECT count(*) FROM batch_job_run WHERE pruned_at IS NOT NULL`); n != 2 {
+		t.Errorf("%d dates are marked", n)
+	}
+}
