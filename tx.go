@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"reflect"
 	"strings"
 	"time"
 	"unicode/utf8"
@@ -147,14 +148,16 @@ func (r *Run) Complete(ctx context.Context, fn func(tx pgx.Tx) error) error {
 // says that the attempt may not act any more, under every isolation level; a
 // serialization failure (SQLSTATE 40001) is returned only while it still holds
 // its run. It needs the outermost transaction, because a ROLLBACK TO a savepoint
-// would release what it has locked.
+// would release what it has locked, in the database of the Runner's pool. If you
+// end the transaction with a statement of your own, know that COMMIT of a failed
+// one rolls back without an error.
 //
 // From here to the commit, the server waits for the process no longer than
 // Options.Lease. Set idle_in_transaction_session_timeout and lock_timeout at the
 // beginning, as Tx does, so that a process that stands still cannot hold locks.
 func (r *Run) Fence(ctx context.Context, tx pgx.Tx) error {
 	switch {
-	case tx == nil:
+	case missing(tx):
 		return &InvalidError{"tx", nil, "an open transaction"}
 	case lease.Nested(tx):
 		return &InvalidError{"tx", "a nested transaction", "the outermost one: ROLLBACK TO would release the fence"}
@@ -167,14 +170,15 @@ func (r *Run) Fence(ctx context.Context, tx pgx.Tx) error {
 }
 
 // SQLTx is a transaction of database/sql or of what is built on it: *sql.Tx,
-// *sqlx.Tx, and gorm's tx.Statement.ConnPool.
+// *sqlx.Tx, and GORM's tx.Statement.ConnPool (tx.ConnPool is the pool beside it).
 type SQLTx = store.SQLTx
 
 // FenceSQL is Fence for a transaction of database/sql, with a driver for
 // PostgreSQL that takes $1 as a placeholder. A *sql.DB is no transaction: an
-// error.
+// error. When the answer to COMMIT is lost, nobody looks what became of it:
+// return the driver's error, and let a unique key of your own tell the next attempt.
 func (r *Run) FenceSQL(ctx context.Context, tx SQLTx) error {
-	if tx == nil {
+	if missing(tx) {
 		return &InvalidError{"tx", nil, "an open transaction"}
 	}
 	err := r.runner.book.Fence(ctx, r.held, func(s *store.Store, lock, idle time.Duration) (bool, error) {
@@ -184,10 +188,19 @@ func (r *Run) FenceSQL(ctx context.Context, tx SQLTx) error {
 }
 
 func (r *Run) fenced(err error) error {
-	if err != nil {
-		return fmt.Errorf("fence of %s attempt %d: %w", r.Key(), r.Attempt(), err)
+	if err == nil {
+		return nil
 	}
-	return nil
+	if store.Code(err) == "42501" {
+		err = fmt.Errorf("%w (a fence needs SELECT and UPDATE on batch_job_run)", err)
+	}
+	return fmt.Errorf("fence of %s attempt %d: %w", r.Key(), r.Attempt(), schema.Explain(err))
+}
+
+// missing reports a nil, or an interface that holds one.
+func missing(tx any) bool {
+	v := reflect.ValueOf(tx)
+	return !v.IsValid() || v.Kind() == reflect.Pointer && v.IsNil()
 }
 
 // maxCheckpoint bounds a checkpoint's JSON text.
@@ -220,7 +233,7 @@ func (r *Run) Checkpoint(ctx context.Context, v any) (found bool, err error) {
 // place of the value before: that of Tx, Once, Each or Complete, or one that ends
 // with Fence. The checkpoint and the work before it commit together.
 func (r *Run) SetCheckpoint(ctx context.Context, tx pgx.Tx, v any) error {
-	if tx == nil {
+	if missing(tx) {
 		return &InvalidError{"tx", nil, "an open transaction"}
 	}
 	value, err := json.Marshal(v)

@@ -231,10 +231,13 @@ func (b *Book) Fence(ctx context.Context, h *Held, fence func(s *store.Store, lo
 		return err
 	}
 	lost := b.lost(ctx, h)
-	if err != nil && errors.Is(lost, errUnseen) {
+	switch {
+	case !errors.Is(lost, errUnseen):
+		return lost
+	case err != nil:
 		return err
 	}
-	return lost
+	return fmt.Errorf("%w, or the transaction is not in the Runner's database", lost)
 }
 
 // Nested reports whether a transaction is a savepoint inside another: a ROLLBACK TO

@@ -119,20 +119,20 @@ func (s *Store) FenceSQL(ctx context.Context, tx SQLTx, row Row, lock, idle time
 	return found, err
 }
 
-// queryOne scans the first row of a query.
+// queryOne scans the only row of a query.
 func queryOne(ctx context.Context, tx SQLTx, query string, args []any, into ...any) (found bool, err error) {
 	rows, err := tx.QueryContext(ctx, query, args...)
 	if err != nil {
 		return false, err
 	}
 	defer func() { _ = rows.Close() }()
-	if rows.Next() {
-		found, err = true, rows.Scan(into...)
+	for rows.Next() { // to the end: the server may fail the transaction after it has sent the row
+		if err := rows.Scan(into...); err != nil {
+			return false, err
+		}
+		found = true
 	}
-	if err == nil {
-		err = rows.Err()
-	}
-	return found, err
+	return found, rows.Err()
 }
 
 // fateSQL asks what became of a transaction; it locks nothing.
