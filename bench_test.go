@@ -271,3 +271,109 @@ func BenchmarkEach(b *testing.B) {
 		})
 	}
 }
+
+// BenchmarkEachUpdate is Each with one UPDATE for each item, against the same
+// UPDATEs in plain transactions of as many items.
+func BenchmarkEachUpdate(b *testing.B) {
+	const size, n = 500, 4000
+	runner, _, bare := benchServer(b, 4)
+	ctx := context.Background()
+	keys := itemKeys(n)
+	exec(b, bare, `CREATE TABLE bare.account (id text PRIMARY KEY, balance bigint NOT NULL) WITH (fillfactor = 50)`)
+	exec(b, bare, `INSERT INTO bare.account SELECT unnest($1::text[]), 0`, keys)
+	const update = `UPDATE bare.account SET balance = balance + 1 WHERE id = $1`
+	b.ReportAllocs()
+	compare(b, eachSlice(b, runner, keys, func(ctx context.Context, tx pgx.Tx, key string) error {
+		_, err := tx.Exec(ctx, update, key)
+		return err
+	}, &jobrun.EachOptions{ChunkSize: size}), func() {
+		for part := range slices.Chunk(keys, size) {
+			fail(b, pgx.BeginFunc(ctx, bare, func(tx pgx.Tx) error {
+				for _, key := range part {
+					if _, err := tx.Exec(ctx, update, key); err != nil {
+						return err
+					}
+				}
+				return nil
+			}))
+		}
+	})
+}
+
+// BenchmarkEachAllDone is a re-run over 100,000 items that are all done, against
+// the bare statements that find that out in chunks of 1000.
+func BenchmarkEachAllDone(b *testing.B) {
+	runner, ours, bare := benchServer(b, 4)
+	exec(b, bare, bareLedger)
+	keys, ctx := itemKeys(100_000), context.Background()
+	job := jobrun.Job{Name: "settlement", Func: func(ctx context.Context, run *jobrun.Run) error {
+		_, err := jobrun.Each(ctx, run, jobrun.FromSlice(keys), same, func(context.Context, pgx.Tx, string) error { return nil }, nil)
+		return err
+	}}
+	again := func() {
+		exec(b, ours, `UPDATE batch_job_run SET status = 'FAILED', next_attempt_at = now(), token = NULL`)
+		res, err := runner.RunDate(ctx, job, date)
+		if fail(b, err); !res.Ran() {
+			b.Error(res.Decision)
+		}
+	}
+	_, err := runner.RunDate(ctx, job, date)
+	fail(b, err)
+	check := func() {
+		for part := range slices.Chunk(keys, 1000) {
+			_, err := bare.Exec(ctx, bareTake, "settlement:2026-09-15", part)
+			fail(b, err)
+		}
+	}
+	check()
+	b.ReportAllocs()
+	compare(b, again, check)
+}
+
+// BenchmarkOnce is Once with one INSERT, against a bare transaction with that
+// INSERT and the ledger's.
+func BenchmarkOnce(b *testing.B) {
+	runner, ours, bare := benchServer(b, 4)
+	exec(b, bare, bareLedger+`; CREATE TABLE bare.effect (item text NOT NULL)`)
+	ctx := context.Background()
+	const work = `INSERT INTO bare.effect (item) VALUES ($1)`
+	const n = 200
+	_, err := runner.RunDate(ctx, jobrun.Job{Name: "settlement", Func: func(ctx context.Context, run *jobrun.Run) error {
+		b.ReportAllocs()
+		compare(b, func() {
+			for range n {
+				item := name()
+				ran, err := run.Once(ctx, item, func(tx pgx.Tx) error {
+					_, err := tx.Exec(ctx, work, item)
+					return err
+				})
+				if fail(b, err); !ran {
+					b.Error("not run")
+				}
+			}
+		}, func() {
+			for range n {
+				item := name()
+				fail(b, pgx.BeginFunc(ctx, bare, func(tx pgx.Tx) error {
+					if _, err := tx.Exec(ctx, `INSERT INTO bare.item (job_key, item, attempt) VALUES ($1, $2, 1)`, "settlement:2026-09-15", item); err != nil {
+						return err
+					}
+					_, err := tx.Exec(ctx, work, item)
+					return err
+				}))
+			}
+		})
+		b.ReportMetric(walPer(b, ours, n, func() {
+			for range n {
+				item := name()
+				_, err := run.Once(ctx, item, func(tx pgx.Tx) error {
+					_, err := tx.Exec(ctx, work, item)
+					return err
+				})
+				fail(b, err)
+			}
+		}), "WAL-B/item")
+		return nil
+	}}, date)
+	fail(b, err)
+}

@@ -724,3 +724,27 @@ func TestItemsInEveryExecModeAndIsolationLevel(t *testing.T) {
 		}
 	}
 }
+
+// Emptying a large ledger takes longer than any other statement may.
+func TestResetOfALargeLedger(t *testing.T) {
+	t.Parallel()
+	db := pgtest.New(t)
+	r := newRunner(t, db.Pool, jobrun.Options{})
+	fails, _ := failsWith("daily", errBroken, jobrun.Retry{})
+	res, err := r.RunDate(t.Context(), fails, date)
+	if !errors.Is(err, errBroken) {
+		t.Fatal(err)
+	}
+	exec(t, db.Pool, `
+INSERT INTO batch_job_item (job_key, item, attempt) VALUES ('daily:2026-09-15', 'order-1', 1);
+CREATE FUNCTION slow() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN PERFORM pg_sleep(5.5); RETURN OLD; END $$;
+CREATE TRIGGER slow BEFORE DELETE ON batch_job_item FOR EACH ROW EXECUTE FUNCTION slow()`)
+	reset := operator
+	reset.ResetItems = true
+	if rec, err := r.ApproveRerun(t.Context(), res.Record, reset); err != nil || rec.ApprovedAt.IsZero() {
+		t.Errorf("%+v, %v", rec, err)
+	}
+	if done, _, err := r.CountItems(t.Context(), "daily:2026-09-15"); err != nil || done != 0 {
+		t.Errorf("%d items are left, %v", done, err)
+	}
+}

@@ -52,9 +52,9 @@ func openDatabase(ctx context.Context, databaseURL string) (*database, error) {
 	return db, err
 }
 
-// close drops the schema. Its context is its own: somebody may have pressed Ctrl-C.
-func (db *database) close(keep bool, out io.Writer) error {
-	ctx, cancel := context.WithTimeout(context.Background(), 15*time.Second)
+// close drops the schema. Ctx must not end with Ctrl-C.
+func (db *database) close(ctx context.Context, keep bool, out io.Writer) error {
+	ctx, cancel := context.WithTimeout(ctx, 15*time.Second)
 	defer cancel()
 	defer db.pool.Close()
 	drop := "DROP SCHEMA " + db.schema + " CASCADE"

@@ -34,7 +34,7 @@ func tell(ctx context.Context, databaseURL string, withoutKey, keep bool, out io
 	if err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, db.close(keep, out)) }()
+	defer func() { err = errors.Join(err, db.close(context.WithoutCancel(ctx), keep, out)) }()
 	runner, err := newRunner(db.pool, "operations")
 	if err != nil {
 		return err

@@ -73,8 +73,10 @@ func printFailed(out *printer, failed []jobrun.FailedItem) {
 func printHistory(out *printer, history []jobrun.HistoryEntry) {
 	rows := [][]string{{"AT", "WHAT", "BY", "ATTEMPT", "OUTCOME", "ITEMS", "FAILED"}}
 	for _, h := range history {
-		row := []string{h.At.Format("15:04:05.000"), string(h.Trigger), h.WorkerID, strconv.Itoa(h.Attempt),
-			string(h.Outcome), thousands(h.ItemsProcessed), thousands(h.ItemsFailed)}
+		row := []string{
+			h.At.Format("15:04:05.000"), string(h.Trigger), h.WorkerID, strconv.Itoa(h.Attempt),
+			string(h.Outcome), thousands(h.ItemsProcessed), thousands(h.ItemsFailed),
+		}
 		if h.Action != nil {
 			row = []string{row[0], h.Kind, h.Action.By, row[3], "", "", ""}
 		}

@@ -13,10 +13,14 @@ import (
 // when the run is not, or no longer, in a state that allows it. An earlier try
 // whose answer was lost is found by its token, so that it is no conflict.
 func (b *Book) Act(ctx context.Context, a store.Action, do func(context.Context, *store.Store, store.DB, store.Action) (store.Row, bool, error)) (after store.Row, found bool, err error) {
-	ctx, cancel := context.WithTimeout(ctx, ResultLimit)
+	total, each, kept := ResultLimit, StatementLimit, borrow
+	if a.ResetItems {
+		total, each, kept = ResetLimit, ResetLimit, leave
+	}
+	ctx, cancel := context.WithTimeout(ctx, total)
 	defer cancel()
 	again := false
-	_, err = b.repeat(ctx, borrow, func(ctx context.Context, s *store.Store, conn *pgx.Conn, lock time.Duration) error {
+	_, err = b.repeatFor(ctx, each, kept, func(ctx context.Context, s *store.Store, conn *pgx.Conn, lock time.Duration) error {
 		a.Lock = lock
 		after, found, err = do(ctx, s, conn, a)
 		if err == nil && !found && again { // the earlier try may have been first

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/seed-ccb5b62c/jobrun/internal/reserve"
 	"github.com/seed-ccb5b62c/jobrun/internal/store"
@@ -22,6 +23,7 @@ const (
 	StatementLimit = 5 * time.Second  // one statement, acquiring a connection included
 	ClaimLimit     = 30 * time.Second // establishing a claim, repeats included
 	ResultLimit    = 30 * time.Second // recording a result, repeats included
+	ResetLimit     = 5 * time.Minute  // emptying a ledger, which may be large
 )
 
 // Errors, public by other names.
@@ -280,39 +282,54 @@ func superseded(s store.Standing) string {
 }
 
 // What a statement is to the connection that is kept back.
+type share int
+
 const (
-	own    = false // for heartbeats and results: theirs
-	borrow = true  // for claims and actions: only while nobody needs it, and briefly
+	own    share = iota // for heartbeats and results: theirs
+	borrow              // for claims and actions: only while nobody needs it, and briefly
+	leave               // for what may take long: never
 )
 
-// repeat calls fn with a connection, bounded by StatementLimit each time, until
+// repeat is repeatFor, for statements that are short.
+func (b *Book) repeat(ctx context.Context, kept share, fn func(context.Context, *store.Store, *pgx.Conn, time.Duration) error) (undecided bool, err error) {
+	return b.repeatFor(ctx, StatementLimit, kept, fn)
+}
+
+// repeatFor calls fn with a connection, bounded by limit each time, until
 // it succeeds, its error will not pass, or ctx ends. A statement that is under
 // way is not cut off by a cancellation of ctx, only by its deadline. Undecided
 // reports that the last word on what was committed is missing.
-func (b *Book) repeat(ctx context.Context, borrowed bool, fn func(context.Context, *store.Store, *pgx.Conn, time.Duration) error) (undecided bool, err error) {
+func (b *Book) repeatFor(ctx context.Context, limit time.Duration, kept share, fn func(context.Context, *store.Store, *pgx.Conn, time.Duration) error) (undecided bool, err error) {
 	for try := 0; ; try++ {
-		deadline := time.Now().Add(StatementLimit)
+		deadline := time.Now().Add(limit)
 		if d, ok := ctx.Deadline(); ok && d.Before(deadline) {
 			deadline = d
 		}
 		limited, cancel := context.WithDeadline(context.WithoutCancel(ctx), deadline)
-		use := func(conn *pgx.Conn, kept bool) error {
+		use := func(conn *pgx.Conn, borrowed bool) error {
 			s, err := b.Tables.Open(limited, conn)
 			if err != nil {
 				return err
 			}
-			left := time.Until(deadline)
-			if kept && borrowed { // a heartbeat may be waiting for it
+			left := min(time.Until(deadline), StatementLimit)
+			if borrowed { // a heartbeat may be waiting for it
 				left = min(left, b.Lease/8)
 			}
 			err = fn(limited, s, conn, lockLimit(left))
 			undecided = undecided || !errors.Is(err, errUnseen) && store.Undecided(err)
 			return err
 		}
-		if borrowed {
+		switch kept {
+		case own:
+			err = b.Reserve.Do(limited, func(conn *pgx.Conn) error { return use(conn, false) })
+		case borrow:
 			err = b.Reserve.Borrow(limited, use)
-		} else {
-			err = b.Reserve.Do(limited, func(conn *pgx.Conn) error { return use(conn, true) })
+		case leave:
+			var conn *pgxpool.Conn
+			if conn, err = b.Reserve.Acquire(limited, StatementLimit); err == nil {
+				err = use(conn.Conn(), false)
+				conn.Release()
+			}
 		}
 		cancel()
 		if err == nil {
