@@ -97,7 +97,8 @@ func (e *ItemsError) Error() string {
 // answered with SQLSTATE 40001 or 40P01 to the last try, 55P03 (a lock could not
 // be had; for the items themselves the error names the sessions that hold them),
 // 25006, 25P03, 25P04 or class 08, 53, 57 or 58. The error names the first item of
-// the transaction that it ended. What was committed before stays done.
+// the transaction that it ended. What was committed before stays done. It ends
+// when the next item comes: a sequence that waits for items has to look at ctx.
 //
 // fn must not use tx from other goroutines, nor end the transaction. With
 // EachOptions.Parallel it is called from several goroutines at once.

@@ -40,11 +40,13 @@ var readmes = []string{"README.md", "README.ko.md"}
 const readmeContext = `
 	ctx context.Context, pool *pgxpool.Pool, zone *time.Location, runner *jobrun.Runner, job jobrun.Job, c *cron.Cron,
 	settle func(), settleDate func(context.Context, jobrun.Date) error, errBadInput error,
+	run *jobrun.Run, archiveAfter func(context.Context, pgx.Tx, int64) (int64, error),
 `
 
 // readmeImports are the packages that fragments may use without importing them.
 var readmeImports = map[string]string{
-	"context": "context", "errors": "errors", "fmt": "fmt", "log": "log", "time": "time",
+	"context": "context", "errors": "errors", "fmt": "fmt", "log": "log", "strconv": "strconv", "time": "time",
+	"pgx":     "github.com/jackc/pgx/v5",
 	"pgxpool": "github.com/jackc/pgx/v5/pgxpool", "cron": "github.com/robfig/cron/v3", "jobrun": "github.com/seed-ccb5b62c/jobrun",
 }
 
@@ -145,11 +147,17 @@ func buildBlocks(t *testing.T) string {
 	files := map[string]string{
 		"go.mod": strings.Replace(readFile(t, "go.mod"), "module "+module, "module readme", 1) +
 			fmt.Sprintf("\nrequire %s v0.0.0\n\nreplace %s => %q\n", module, module, repo),
-		"go.sum": readFile(t, "go.sum"),
+		"go.sum":             readFile(t, "go.sum"),
+		"fragments/types.go": "package fragments\n\ntype Order struct{ ID, Amount int64 }\n",
 	}
 	programs := map[string]bool{}
+	elsewhere := readFile(t, "internal/sqldrivers/snippets_test.go")
 	for i, b := range blocks(t, "go") {
-		if !strings.HasPrefix(b.text, "package ") {
+		if strings.HasPrefix(b.text, "func ") {
+			if !strings.Contains(elsewhere, b.text) {
+				t.Errorf("%s is not in internal/sqldrivers", b)
+			}
+		} else if !strings.HasPrefix(b.text, "package ") {
 			files[fmt.Sprintf("fragments/block%d.go", i)] = fragment(t, b, i)
 		} else if !programs[b.text] { // a translation repeats it
 			programs[b.text] = true
@@ -167,7 +175,7 @@ func buildBlocks(t *testing.T) string {
 	if err := os.Mkdir(bin, 0o700); err != nil {
 		t.Fatal(err)
 	}
-	for _, args := range [][]string{{"vet", "./..."}, {"build", "-o", bin + string(filepath.Separator), "./..."}} { // build -o leaves the fragments out
+	for _, args := range [][]string{{"vet", "-unreachable=false", "./..."}, {"build", "-o", bin + string(filepath.Separator), "./..."}} { // build -o leaves the fragments out
 		cmd := osexec.CommandContext(t.Context(), "go", args...)
 		cmd.Dir = dir
 		cmd.Env = append(os.Environ(), "GOFLAGS=-mod=mod -buildvcs=false", "GOPROXY=off", "GOWORK=off")
@@ -664,7 +672,7 @@ func TestReadmeLinks(t *testing.T) {
 	anchors := map[string]bool{}
 	for line := range strings.Lines(readFile(t, "README.md")) {
 		if title := strings.TrimLeft(line, "#"); title != line {
-			anchors["#"+strings.ReplaceAll(strings.ToLower(strings.TrimSpace(title)), " ", "-")] = true
+			anchors["#"+strings.NewReplacer(" ", "-", ",", "", "/", "").Replace(strings.ToLower(strings.TrimSpace(title)))] = true
 		}
 	}
 	for _, file := range append(readmes, "CHANGELOG.md") {

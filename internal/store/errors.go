@@ -3,6 +3,7 @@ package store
 import (
 	"context"
 	"errors"
+	"math/rand/v2"
 	"strconv"
 	"strings"
 	"time"
@@ -64,10 +65,12 @@ func Undecided(err error) bool {
 	return true
 }
 
-// Pause waits before try number try+1: 10 ms, doubling to 2 s. It reports false
-// when ctx ends first.
+// Pause waits before try number try+1: about 10 ms, doubling to 2 s, each between
+// half and one and a half of that, so that two that got in each other's way do not
+// do so again. It reports false when ctx ends first.
 func Pause(ctx context.Context, try int) bool {
-	timer := time.NewTimer(min(10*time.Millisecond<<min(try, 10), 2*time.Second))
+	pause := min(10*time.Millisecond<<min(try, 10), 2*time.Second)
+	timer := time.NewTimer(pause/2 + rand.N(pause))
 	defer timer.Stop()
 	select {
 	case <-timer.C:
