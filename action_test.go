@@ -340,29 +340,6 @@ func TestForceEndsALiveAttempt(t *testing.T) {
 	}
 }
 
-func TestForceEndsAnAttemptOfAnotherProcess(t *testing.T) {
-	t.Parallel()
-	db := pgtest.New(t)
-	c := startLeaseChild(t, db.URL, time.Second)
-	r := newRunner(t, db.Pool, jobrun.Options{})
-	const key = "nightly:2026-09-15"
-	beaten(t, db.Pool, key, 1)
-	if _, err := r.MarkFailed(t.Context(), recordOf(t, r, key), operator); !errors.Is(err, jobrun.ErrAlive) {
-		t.Errorf("it beats: %v", err)
-	}
-	marked, err := r.MarkFailed(t.Context(), recordOf(t, r, key), forced)
-	if err != nil {
-		t.Fatal(err)
-	}
-	c.says(t, "context ended: true")
-	_, _ = c.in.Write([]byte{'!'})
-	c.says(t, "RAN and lost the lease")
-	eventually(t, "its log says who ended it", func() bool { return c.log.lines("level=ERROR", "a person marked it failed") != nil })
-	if now := recordOf(t, r, key); now.Status != jobrun.Failed || now.Error != marked.Error || now.FinishedAt != marked.FinishedAt {
-		t.Errorf("it was %+v and is %+v", marked, now)
-	}
-}
-
 // The mirror: what the worker recorded first stays, and the operator is told.
 func TestRecordedResultIsNotMarkedFailed(t *testing.T) {
 	t.Parallel()
