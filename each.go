@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"iter"
+	"slices"
 	"strings"
 	"sync"
 
@@ -19,7 +20,12 @@ import (
 type EachOptions struct {
 	ChunkSize   int   // items of one transaction, 1 to 10,000; 0: 500
 	Parallel    int   // chunks at the same time, each with a connection of its own, 1 to 100; 0: 1
-	MaxFailures int64 // failed items after which no more are read; 0: no limit
+	MaxFailures int64 // failed items after which no more are read, and the run cannot succeed; 0: no limit
+
+	// Step tells apart the items of several Each of one run, which share its ledger:
+	// Step, a colon and the key are entered. At most 100 bytes, no colon. "": the key
+	// alone.
+	Step string
 
 	// Progress is called after each chunk, and after each item of a chunk that
 	// failed, with the counts so far; one call at a time. nil: nobody hears of it.
@@ -44,7 +50,7 @@ type ItemError struct {
 // decide about the run.
 type ItemsError struct {
 	EachResult
-	Stopped bool        // EachOptions.MaxFailures was reached: there may be more items
+	Stopped bool        // EachOptions.MaxFailures was reached: items may be left that nobody has read, and the run cannot succeed
 	First   []ItemError // the first failures, at most 10; FailedItems lists all
 }
 
@@ -71,7 +77,8 @@ func (e *ItemsError) Error() string {
 // enters it there in the same transaction: what fn writes through tx takes effect
 // exactly once per item and run, across crashes, retries and re-runs. Items are
 // done in chunks, one transaction like Tx's for each, in the order in which they
-// come; two items with one key take effect once. Memory does not grow with their
+// come; two items with one key take effect once. So a second Each of the same run
+// over the same keys does nothing: set EachOptions.Step in each. Memory does not grow with their
 // number. Done and failed items are added to AddProcessed and AddFailed as they
 // are committed.
 //
@@ -100,7 +107,9 @@ func (e *ItemsError) Error() string {
 // the transaction that it ended. What was committed before stays done. It ends
 // when the next item comes: a sequence that waits for items has to look at ctx.
 //
-// fn must not use tx from other goroutines, nor end the transaction. With
+// fn must not use tx from other goroutines, nor end the transaction, and should
+// take no connection of the pool: what it writes there is not the item's, and when
+// all connections do the same they wait for each other. With
 // EachOptions.Parallel it is called from several goroutines at once.
 func Each[T any](ctx context.Context, run *Run, items iter.Seq2[T, error], key func(T) string, fn func(ctx context.Context, tx pgx.Tx, item T) error, opts *EachOptions) (EachResult, error) {
 	var chunk func(context.Context, pgx.Tx, []T) error
@@ -119,7 +128,7 @@ func Each[T any](ctx context.Context, run *Run, items iter.Seq2[T, error], key f
 
 // EachChunk is Each with one call of fn for the items of a chunk that are not
 // done, for work that one statement does for many. When it fails, it is called
-// for each of them alone. fn must not keep the slice.
+// for each of them alone. The slice is fn's.
 func EachChunk[T any](ctx context.Context, run *Run, items iter.Seq2[T, error], key func(T) string, fn func(ctx context.Context, tx pgx.Tx, items []T) error, opts *EachOptions) (EachResult, error) {
 	if items == nil {
 		return EachResult{}, &InvalidError{"items", nil, "a sequence, such as FromSlice or FromRows"}
@@ -137,7 +146,7 @@ func EachChunk[T any](ctx context.Context, run *Run, items iter.Seq2[T, error], 
 			e.end(fmt.Errorf("item %d of %s: %w", n, run.Key(), err))
 			break
 		}
-		k := key(item)
+		k := e.prefix + key(item)
 		if err := validItem(fmt.Sprintf("key of item %d", n), k); err != nil {
 			e.end(err)
 			break
@@ -152,6 +161,9 @@ func EachChunk[T any](ctx context.Context, run *Run, items iter.Seq2[T, error], 
 	}
 	if len(c.keys) > 0 && !e.ended() {
 		e.do(ctx, c.work(fn), c.keys)
+	}
+	if ctx.Err() != nil { // the sequence may have ended for the same reason
+		e.end(fmt.Errorf("items of %s: %w", run.Key(), context.Cause(ctx)))
 	}
 	return e.result()
 }
@@ -176,7 +188,7 @@ func (c chunk[T]) next(fresh bool) chunk[T] {
 func (c chunk[T]) work(fn func(context.Context, pgx.Tx, []T) error) chunkWork {
 	return func(ctx context.Context, tx pgx.Tx, from, till int, taken []string) error {
 		if len(taken) == till-from {
-			return fn(ctx, tx, c.items[from:till:till])
+			return fn(ctx, tx, slices.Clone(c.items[from:till])) // it may sort them, and be called again
 		}
 		open := make(map[string]struct{}, len(taken))
 		for _, k := range taken {
@@ -189,6 +201,9 @@ func (c chunk[T]) work(fn func(context.Context, pgx.Tx, []T) error) chunkWork {
 				delete(open, c.keys[i])
 			}
 		}
+		for k := range open { // an encoding that has one character for two
+			return lease.Ours(fmt.Errorf("the database stores the key of another item as %.200q", k))
+		}
 		return fn(ctx, tx, part)
 	}
 }
@@ -198,10 +213,11 @@ type chunkWork func(ctx context.Context, tx pgx.Tx, from, till int, taken []stri
 
 // each is one call of Each.
 type each struct {
-	run   *Run
-	opts  EachOptions
-	slots chan struct{} // one for each chunk under way
-	wg    sync.WaitGroup
+	run    *Run
+	opts   EachOptions
+	prefix string        // of keys
+	slots  chan struct{} // one for each chunk under way
+	wg     sync.WaitGroup
 
 	mu    sync.Mutex
 	res   EachResult
@@ -225,6 +241,8 @@ func newEach(run *Run, opts *EachOptions, hasKey, hasFn bool) (*each, error) {
 		return nil, &InvalidError{"EachOptions.ChunkSize", o.ChunkSize, "1 to 10000, or 0 for 500"}
 	case o.Parallel < 0 || o.Parallel > 100:
 		return nil, &InvalidError{"EachOptions.Parallel", o.Parallel, "1 to 100, or 0 for 1"}
+	case len(o.Step) > 100 || strings.Contains(o.Step, ":") || o.Step != "" && validItem("", o.Step) != nil:
+		return nil, &InvalidError{"EachOptions.Step", o.Step, "at most 100 bytes of valid UTF-8 without NUL and colon"}
 	case o.MaxFailures < 0:
 		return nil, &InvalidError{"EachOptions.MaxFailures", o.MaxFailures, "1 or more, or 0 for no limit"}
 	}
@@ -232,7 +250,11 @@ func newEach(run *Run, opts *EachOptions, hasKey, hasFn bool) (*each, error) {
 		o.ChunkSize = 500
 	}
 	o.Parallel = max(o.Parallel, 1)
-	return &each{run: run, opts: o, slots: make(chan struct{}, o.Parallel)}, nil
+	e := &each{run: run, opts: o, slots: make(chan struct{}, o.Parallel)}
+	if o.Step != "" {
+		e.prefix = o.Step + ":"
+	}
+	return e, nil
 }
 
 // do does a chunk, on a goroutine of its own if there may be several, and reports
@@ -295,7 +317,7 @@ func (e *each) chunk(ctx context.Context, work chunkWork, keys []string) {
 func (e *each) part(ctx context.Context, work chunkWork, keys []string, from, till int) (done int, err error) {
 	did, err := e.run.take(ctx, keys[from:till], func(ctx context.Context, tx pgx.Tx, taken []string) error {
 		done = len(taken)
-		return contain(func() error { return work(ctx, tx, from, till, taken) })
+		return contain(func() error { return harmless(work(ctx, tx, from, till, taken)) })
 	})
 	if !did {
 		done = 0
@@ -374,11 +396,17 @@ func (e *each) result() (EachResult, error) {
 	e.wait()
 	e.mu.Lock()
 	defer e.mu.Unlock()
+	failed := &ItemsError{e.res, e.stopped(), e.first}
 	switch {
 	case e.fatal != nil:
 		return e.res, e.fatal
-	case e.res.Failed > 0:
-		return e.res, &ItemsError{e.res, e.stopped(), e.first}
+	case failed.Stopped:
+		e.run.stopped.Store(failed)
+	default:
+		e.run.stopped.Store(nil) // it has read all, whatever one before it has left
+	}
+	if failed.Failed > 0 {
+		return e.res, failed
 	}
 	return e.res, nil
 }

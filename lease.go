@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"runtime/debug"
+	"sync/atomic"
 	"time"
 
 	"github.com/google/uuid"
@@ -18,10 +19,11 @@ import (
 // Run is what a running attempt holds: the right to act for its run. It is of no
 // use after the [Func] has returned.
 type Run struct {
-	runner *Runner
-	record Record
-	held   *lease.Held
-	log    *slog.Logger
+	runner  *Runner
+	record  Record
+	stopped atomic.Pointer[ItemsError] // of an Each that left items unread
+	held    *lease.Held
+	log     *slog.Logger
 }
 
 // Key is the key of the run, such as daily-settlement:2026-09-15.
@@ -143,6 +145,15 @@ func (r *Runner) claim(ctx context.Context, job Job, s slot) (res Result, err er
 	return res, err
 }
 
+// unfinished is err, or why the work is not done although it is nil: Each stopped
+// at its limit of failures, and the items behind it were never read.
+func (r *Run) unfinished(err error) error {
+	if stopped := r.stopped.Load(); err == nil && stopped != nil {
+		return fmt.Errorf("not all items were read: %w", stopped)
+	}
+	return err
+}
+
 // giveBack closes a claim that was won and will not be executed.
 func (r *Runner) giveBack(ctx context.Context, c store.Claim, row store.Row, why error) (Result, error) {
 	record := r.record(r.book.NeverStarted(ctx, c, row, errorText(why)))
@@ -178,7 +189,7 @@ func (r *Runner) execute(ctx, jobCtx context.Context, job Job, run *Run) (Record
 		jobCtx, stop = context.WithTimeoutCause(jobCtx, job.Timeout, fmt.Errorf("%w: Job.Timeout %s", context.DeadlineExceeded, job.Timeout))
 		defer stop()
 	}
-	err := call(jobCtx, job.Func, run)
+	err := run.unfinished(call(jobCtx, job.Func, run))
 	lost := run.held.Returned()
 	if row, ended := run.held.Ended(); ended {
 		if err != nil {
@@ -240,8 +251,13 @@ func call(ctx context.Context, f Func, run *Run) (err error) {
 		finished = true
 	}()
 	<-done
+	return harmless(err)
+}
+
+// harmless is err, or its text if it is one whose methods panic.
+func harmless(err error) error {
 	if p := caught(func() { ask(err) }); p != nil {
-		err = fmt.Errorf("%s (%T, whose methods panic: %v)", errorText(err), err, p.Value)
+		return fmt.Errorf("%s (%T, whose methods panic: %v)", errorText(err), err, p.Value)
 	}
 	return err
 }

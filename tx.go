@@ -46,8 +46,9 @@ func (r *Run) Tx(ctx context.Context, fn func(tx pgx.Tx) error) error {
 	return err
 }
 
-// Once calls fn in a transaction like Tx's, unless the run's ledger says that the
-// item is done. The item is entered in the ledger in the same transaction, so
+// Once calls fn in a transaction like Tx's (but with the session's isolation
+// level), unless the run's ledger says that the item is done. There is one ledger
+// per run: what Each has done under the same key is done. The item is entered in the ledger in the same transaction, so
 // that fn's writes take effect exactly once per run, across crashes, retries and
 // re-runs; its error rolls both back. ran reports whether this call committed
 // them. The item is any text of 1 to 1024 bytes without NUL that is valid UTF-8,
@@ -70,14 +71,18 @@ func (r *Run) take(ctx context.Context, items []string, fn func(ctx context.Cont
 	_, err = r.runner.book.Tx(ctx, r.held, lease.Tx{
 		Work: func(ctx context.Context, s *store.Store, tx pgx.Tx) (bool, error) {
 			start := time.Now()
+			limited, cancel := context.WithTimeout(ctx, r.runner.opts.Lease+lease.StatementLimit)
+			defer cancel()
 			var all bool
 			var err error
-			taken, all, err = s.Take(ctx, tx, row, items)
+			taken, all, err = s.Take(limited, tx, row, items)
 			switch {
 			case store.Code(err) == "55P03":
 				return false, r.heldBy(ctx, err, time.Since(start))
+			case store.Unencodable(err):
+				return false, fmt.Errorf("ledger of %s: %w", row.Key, err)
 			case err != nil:
-				return false, fmt.Errorf("ledger of %s: %w", row.Key, schema.Explain(err))
+				return false, lease.Ours(fmt.Errorf("ledger of %s: %w", row.Key, schema.Explain(err)))
 			case all:
 				taken = items
 			}
@@ -117,10 +122,14 @@ func (r *Run) heldBy(ctx context.Context, err error, waited time.Duration) error
 }
 
 // Complete is Tx and the end of the run in one commit: fn's writes and SUCCEEDED
-// happen together or not at all. fn may be nil. Afterwards the Runner writes
-// nothing more: fences and further calls return ErrCompleted, and an error that
+// happen together or not at all. fn may be nil. Under REPEATABLE READ and
+// SERIALIZABLE it must take less than Options.Lease/4, because a heartbeat in
+// between is a serialization failure. Afterwards the Runner writes nothing more: fences and further calls return ErrCompleted, and an error that
 // the function returns later is reported by Run but does not change the outcome.
 func (r *Run) Complete(ctx context.Context, fn func(tx pgx.Tx) error) error {
+	if err := r.unfinished(nil); err != nil {
+		return err
+	}
 	row, err := r.runner.book.Tx(ctx, r.held, lease.Tx{
 		Work: func(_ context.Context, _ *store.Store, tx pgx.Tx) (bool, error) {
 			if fn == nil {
@@ -152,9 +161,10 @@ func (r *Run) Complete(ctx context.Context, fn func(tx pgx.Tx) error) error {
 // end the transaction with a statement of your own, know that COMMIT of a failed
 // one rolls back without an error.
 //
-// From here to the commit, the server waits for the process no longer than
-// Options.Lease. Set idle_in_transaction_session_timeout and lock_timeout at the
-// beginning, as Tx does, so that a process that stands still cannot hold locks.
+// From here to the commit, the server waits for the process no longer than 10 s
+// (Options.Lease if that is shorter). Set idle_in_transaction_session_timeout and
+// lock_timeout at the beginning, as Tx does, so that a process that stands still
+// cannot hold locks.
 func (r *Run) Fence(ctx context.Context, tx pgx.Tx) error {
 	switch {
 	case missing(tx):
@@ -163,8 +173,7 @@ func (r *Run) Fence(ctx context.Context, tx pgx.Tx) error {
 		return &InvalidError{"tx", "a nested transaction", "the outermost one: ROLLBACK TO would release the fence"}
 	}
 	err := r.runner.book.Fence(ctx, r.held, func(s *store.Store, lock, idle time.Duration) (bool, error) {
-		_, found, err := s.Fence(ctx, tx, r.held.Row, lock, idle)
-		return found, err
+		return s.FenceTheirs(ctx, tx, r.held.Row, lock, idle)
 	})
 	return r.fenced(err)
 }

@@ -250,7 +250,7 @@ func (b *Book) Finish(ctx context.Context, h *Held, o store.Outcome) (after stor
 			return err
 		case standing.Holds:
 			return errUnseen // changed between the two statements: look again
-		case standing.EndedBy == "WORKER" && h.sealing(): // by a Complete whose fate nobody knew
+		case standing.EndedBy == "WORKER" && standing.Outcome == "SUCCEEDED" && h.sealing(): // by a Complete whose fate nobody knew
 			after = standing.Ended(row, store.Outcome{Status: standing.Outcome, Next: -1, Processed: o.Processed, Failed: o.Failed})
 			return nil
 		case standing.EndedBy == "WORKER" && standing.Outcome == o.Status,

@@ -7,6 +7,7 @@ import (
 	"strings"
 	"time"
 
+	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
 
 	"github.com/seed-ccb5b62c/jobrun/internal/store"
@@ -56,16 +57,19 @@ func (b *Book) tx(ctx context.Context, h *Held, t Tx) (after store.Row, again bo
 	}
 	conn, err := b.Reserve.Acquire(ctx, min(b.Lease, AcquireLimit))
 	if err != nil {
-		return after, ctx.Err() == nil && !errors.Is(err, context.DeadlineExceeded) && store.Transient(err), notBegun{ended(ctx, err)}
+		return after, ctx.Err() == nil && !errors.Is(err, context.DeadlineExceeded) && store.Transient(err), ours{ended(ctx, err)}
 	}
 	defer conn.Release() // destroys one that is broken or still in a transaction
 	s, err := b.Tables.Open(ctx, conn)
 	if err != nil {
-		return after, false, notBegun{ended(ctx, err)}
+		return after, false, ours{ended(ctx, err)}
 	}
-	tx, err := s.Begin(ctx, conn.Conn(), b.Lease)
+	name := uuid.NewString()
+	begin, stop := context.WithTimeout(ctx, StatementLimit)
+	tx, err := s.Begin(begin, conn.Conn(), name, b.Lease)
+	stop()
 	if err != nil {
-		return after, ctx.Err() == nil && store.Transient(err), notBegun{ended(ctx, err)}
+		return after, ctx.Err() == nil && store.Transient(err), ours{ended(ctx, err)}
 	}
 	detached, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	defer cancel()
@@ -98,12 +102,12 @@ func (b *Book) tx(ctx context.Context, h *Held, t Tx) (after store.Row, again bo
 	case !commit:
 		return after, false, nil
 	}
-	return b.commit(detached, h, t, s, tx)
+	return b.commit(detached, h, t, s, tx, name)
 }
 
 // commit fences and commits a transaction. Ctx is not the caller's: from here on
 // only the limits end it.
-func (b *Book) commit(ctx context.Context, h *Held, t Tx, s *store.Store, tx pgx.Tx) (after store.Row, again bool, err error) {
+func (b *Book) commit(ctx context.Context, h *Held, t Tx, s *store.Store, tx pgx.Tx, name string) (after store.Row, again bool, err error) {
 	limited, cancel := context.WithTimeout(ctx, ResultLimit)
 	defer cancel()
 	fence := s.Fence
@@ -111,17 +115,20 @@ func (b *Book) commit(ctx context.Context, h *Held, t Tx, s *store.Store, tx pgx
 		fence = s.Seal
 	}
 	lock := lockLimit(StatementLimit)
-	mark, found, err := fence(limited, tx, h.Row, lock, b.Lease)
+	mark, found, err := fence(limited, tx, h.Row, name, lock, b.commitLimit())
 	if err == nil && !found {
 		err = b.lost(ctx, h)
 		return after, errors.Is(err, errUnseen), err
 	}
 	if err == nil && t.End != nil {
-		h.seal(true)
+		h.seal()
 		after, found, err = s.Finish(limited, tx, h.Row, t.End(), lock)
 		if err == nil && !found { // its row is locked
 			err = errUnseen
 		}
+	}
+	if err != nil && !errors.Is(err, store.ErrAnotherTransaction) {
+		err = ours{err}
 	}
 	if err == nil {
 		err = tx.Commit(limited)
@@ -138,12 +145,13 @@ func (b *Book) commit(ctx context.Context, h *Held, t Tx, s *store.Store, tx pgx
 				h.end(t.End != nil, after)
 				return after, false, nil
 			}
-			h.seal(false)
 			return after, true, fmt.Errorf("%w: %w", ErrBroken, err)
 		}
 	}
-	h.seal(false)
 	switch {
+	case passes(err) && t.End != nil:
+		err = fmt.Errorf("%w (under REPEATABLE READ and SERIALIZABLE, work that completes a run has to be shorter than the pause between heartbeats, a quarter of the lease)", err)
+		return b.refused(ctx, h, err)
 	case passes(err):
 		return b.refused(ctx, h, err)
 	case tx.Conn().IsClosed():
@@ -151,6 +159,10 @@ func (b *Book) commit(ctx context.Context, h *Held, t Tx, s *store.Store, tx pgx
 	}
 	return after, false, err
 }
+
+// commitLimit is how long the server waits for the COMMIT after a fence, which
+// keeps everybody from changing the run.
+func (b *Book) commitLimit() time.Duration { return min(b.Lease, 2*StatementLimit) }
 
 // passes reports a serialization failure or a deadlock.
 func passes(err error) bool {
@@ -182,7 +194,7 @@ func (b *Book) lost(ctx context.Context, h *Held) error {
 		return fmt.Errorf("%w: whether the attempt still holds its run could not be read: %w", ErrBroken, err)
 	case standing.Holds:
 		return errUnseen
-	case standing.EndedBy == "WORKER" && h.sealing():
+	case standing.EndedBy == "WORKER" && standing.Outcome == "SUCCEEDED" && h.sealing():
 		return ErrDone
 	}
 	why := errors.New(superseded(standing))
@@ -202,7 +214,7 @@ func (b *Book) fate(ctx context.Context, mark store.Mark, proof func(context.Con
 			return err
 		case fate == "in progress":
 			return errUnseen
-		case fate != "":
+		case fate == "aborted", fate == "committed" && proof == nil:
 			committed = fate == "committed"
 			return nil
 		case proof == nil:
@@ -223,7 +235,7 @@ func (b *Book) Fence(ctx context.Context, h *Held, fence func(s *store.Store, lo
 	if err != nil {
 		return err
 	}
-	found, err := fence(s, lockLimit(StatementLimit), b.Lease)
+	found, err := fence(s, lockLimit(StatementLimit), b.commitLimit())
 	if err == nil && found {
 		return nil
 	}
@@ -247,12 +259,13 @@ func Nested(tx pgx.Tx) bool {
 }
 
 // HeldUp reports an error that is about the server, the connection or the lease
-// and says nothing about the work: none was begun, or SQLSTATE classes 53 (resources), 57 (operator
+// and says nothing about the work: it is marked by Ours, or SQLSTATE classes 53 (resources), 57 (operator
 // intervention) and 58 (system), lock timeouts, a read-only server, and what
 // passes, after all tries.
 func HeldUp(err error) bool {
 	switch code := store.Code(err); code {
-	case "40001", "40P01", "55P03", "25006", "25P03", "25P04":
+	case "40001", "40P01", "55P03", "25006", "25P03", "25P04",
+		"26000", "42P05": // prepared statements lost or there already: a pooler in between
 		return true
 	default:
 		for _, class := range [...]string{"08", "53", "57", "58"} {
@@ -261,13 +274,16 @@ func HeldUp(err error) bool {
 			}
 		}
 	}
-	return errors.As(err, new(notBegun)) || errors.Is(err, errUnseen) || errors.Is(err, ErrBroken) || errors.Is(err, ErrLost) || errors.Is(err, ErrDone) || errors.Is(err, ErrUnknown)
+	return errors.As(err, new(ours)) || errors.Is(err, errUnseen) || errors.Is(err, ErrBroken) || errors.Is(err, ErrLost) || errors.Is(err, ErrDone) || errors.Is(err, ErrUnknown)
 }
 
-// notBegun is an error before the work was called.
-type notBegun struct{ error }
+// ours is an error of what is done around the work.
+type ours struct{ error }
 
-func (e notBegun) Unwrap() error { return e.error }
+func (e ours) Unwrap() error { return e.error }
+
+// Ours marks an error of a statement that is not the work's.
+func Ours(err error) error { return ours{err} }
 
 // ended adds why ctx ended to err.
 func ended(ctx context.Context, err error) error {
@@ -302,11 +318,12 @@ func (h *Held) Check() error {
 	return nil
 }
 
-// seal notes that the end of the attempt is being sent, or was undone.
-func (h *Held) seal(on bool) {
+// seal notes that the end of the attempt is being sent. From here on an attempt
+// that was ended by itself was ended by a Complete, even if another one failed.
+func (h *Held) seal() {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	h.sealed = on
+	h.sealed = true
 }
 
 func (h *Held) sealing() bool {

@@ -18,7 +18,8 @@ type Action struct {
 
 // keyLock is taken exclusively before the row by every change that a person
 // makes, and shared by fenced transactions before theirs: without it, a stream
-// of fenced commits, whose row locks overlap, would make the person wait.
+// of fenced commits, whose row locks overlap, would make the person wait. The
+// schema's name is put into it with the tables'.
 const keyLock = `hashtextextended('jobrun ' || $1::text, 0)`
 
 // seenSQL locks the run row FOR NO KEY UPDATE if it is still as the person saw

@@ -12,10 +12,12 @@ import (
 // Begin begins a transaction for work. The server ends it when it waits for a
 // lock, or for its client, longer than limit: a process that was stopped cannot
 // hold what it has locked for ever. No query has run yet, so its isolation level
-// may still be set.
-func (s *Store) Begin(ctx context.Context, conn *pgx.Conn, limit time.Duration) (pgx.Tx, error) {
+// may still be set. The name, a UUID, tells the fence that it is still the same
+// transaction: the work may have ended it and begun another.
+func (s *Store) Begin(ctx context.Context, conn *pgx.Conn, name string, limit time.Duration) (pgx.Tx, error) {
 	return conn.BeginTx(ctx, pgx.TxOptions{BeginQuery: fmt.Sprintf(
-		"BEGIN; SET LOCAL lock_timeout = %[1]s; SET LOCAL idle_in_transaction_session_timeout = %[1]s", millis(limit))})
+		"BEGIN; SET LOCAL lock_timeout = %[1]s; SET LOCAL idle_in_transaction_session_timeout = %[1]s; SET LOCAL jobrun.transaction = '%[2]s'",
+		millis(limit), name)})
 }
 
 // fenceSQL is the last statement of a fenced transaction. It takes the key's
@@ -24,15 +26,13 @@ func (s *Store) Begin(ctx context.Context, conn *pgx.Conn, limit time.Duration) 
 // commit, so nobody can change the run before it. Under READ COMMITTED a run that
 // was changed meanwhile gives no row, under stricter levels 40001.
 //
-// Outside a transaction it would hold nothing. A transaction that has written has
-// an id before; of one without, the next statement tells (sameSQL).
+// $7 is the name that Begin gave the transaction.
 const fenceSQL = `
 WITH bound AS MATERIALIZED (
-  SELECT pg_current_xact_id_if_assigned() IS NOT NULL AS written,
-    set_config('lock_timeout', $5::text, true), set_config('idle_in_transaction_session_timeout', $6::text, true),
+  SELECT set_config('lock_timeout', $5::text, true), set_config('idle_in_transaction_session_timeout', $6::text, true),
     ` + durable + `, pg_advisory_xact_lock_shared(` + keyLock + `)
 )
-SELECT pg_current_xact_id()::text, extract(epoch FROM pg_postmaster_start_time())::text, bound.written
+SELECT` + markColumns + `
 FROM bound
 CROSS JOIN batch_job_run AS r
 WHERE r.job_key = $1::text
@@ -49,7 +49,7 @@ WITH bound AS MATERIALIZED (
   SELECT set_config('lock_timeout', $5::text, true), set_config('idle_in_transaction_session_timeout', $6::text, true),
     ` + durable + `, pg_advisory_xact_lock(` + keyLock + `)
 )
-SELECT pg_current_xact_id()::text, extract(epoch FROM pg_postmaster_start_time())::text, true
+SELECT` + markColumns + `
 FROM bound
 CROSS JOIN batch_job_run AS r
 WHERE r.job_key = $1::text
@@ -59,44 +59,95 @@ WHERE r.job_key = $1::text
   AND r.status || '' = 'RUNNING'
 FOR NO KEY UPDATE OF r`
 
-// sameSQL tells whether a statement belongs to the transaction of an id.
-const sameSQL = `SELECT coalesce(pg_current_xact_id_if_assigned()::text = $1::text, false)`
+// markColumns reads a Mark, and whether the transaction is the one of the name $7.
+const markColumns = `
+  pg_current_xact_id()::text, extract(epoch FROM pg_postmaster_start_time())::text, extract(epoch FROM clock_timestamp())::text,
+  coalesce(current_setting('jobrun.transaction', true), '') = $7::text`
+
+// heldSQL, the statement after a fence, tells whether it is in the same
+// transaction, and whether that holds the run row by its own id: what a savepoint
+// has locked goes with a ROLLBACK TO. A lock beside others is a member of a
+// multixact; what is none makes pg_get_multixact_members fail with XX000.
+const heldSQL = `
+SELECT coalesce(pg_current_xact_id_if_assigned()::text = $2::text, false),
+  coalesce((
+    SELECT CASE WHEN r.xmax = pg_current_xact_id_if_assigned()::xid THEN true
+      ELSE EXISTS (SELECT FROM pg_get_multixact_members(r.xmax) AS m WHERE m.xid = pg_current_xact_id_if_assigned()::xid) END
+    FROM batch_job_run AS r
+    WHERE r.job_key = $1::text
+      AND pg_current_xact_id_if_assigned()::text = $2::text
+  ), false)`
 
 // Mark names a transaction, so that its fate can be asked for when the answer to
 // its COMMIT is lost.
 type Mark struct {
 	ID     string // of the transaction
 	Server string // start of the server that has it: after a failover another may have the same id
+	At     string // the server's clock before the commit: after a crash, too
 }
 
 // ErrNoTransaction says that a fence was called outside a transaction.
 var ErrNoTransaction error = Refusal("the fence needs an open transaction, which it protects until the commit: this is none")
 
-func fenceArgs(row Row, lock, idle time.Duration) []any {
-	return []any{row.Key, int64(row.Attempt), row.Token, row.Worker, millis(lock), millis(idle)}
+// ErrSavepoint says that a fence was called inside a savepoint.
+var ErrSavepoint error = Refusal("the fence needs the outermost transaction, not a savepoint: ROLLBACK TO would release what it has locked")
+
+// ErrAnotherTransaction says that the work ended its transaction and began another.
+var ErrAnotherTransaction error = Refusal("the work ended its transaction itself and began another: what it did before is not protected by the lease")
+
+func fenceArgs(row Row, name string, lock, idle time.Duration) []any {
+	return []any{row.Key, int64(row.Attempt), row.Token, row.Worker, millis(lock), millis(idle), name}
 }
 
-// Fence locks the run until the transaction's commit. Found is false when it is
-// not, or no longer, the attempt's.
-func (s *Store) Fence(ctx context.Context, tx DB, row Row, lock, idle time.Duration) (mark Mark, found bool, err error) {
-	written := false
-	scan := func(r pgx.CollectableRow) (m Mark, err error) { return m, r.Scan(&m.ID, &m.Server, &written) }
-	rows, err := tx.Query(ctx, s.fence, fenceArgs(row, lock, idle)...)
-	if mark, found, err = one(rows, err, scan); err != nil || !found || written {
-		return mark, found, err
-	}
-	rows, err = tx.Query(ctx, sameSQL, mark.ID)
-	same, _, err := one(rows, err, pgx.RowTo[bool])
-	if err == nil && !same {
-		err = ErrNoTransaction
+// Fence locks the run until the commit of the transaction that Begin gave this
+// name. Found is false when it is not, or no longer, the attempt's.
+func (s *Store) Fence(ctx context.Context, tx DB, row Row, name string, lock, idle time.Duration) (mark Mark, found bool, err error) {
+	return marked(ctx, tx, s.fence, fenceArgs(row, name, lock, idle))
+}
+
+// Seal is Fence for the transaction that ends the attempt.
+func (s *Store) Seal(ctx context.Context, tx DB, row Row, name string, lock, idle time.Duration) (mark Mark, found bool, err error) {
+	return marked(ctx, tx, s.seal, fenceArgs(row, name, lock, idle))
+}
+
+func marked(ctx context.Context, tx DB, sql string, args []any) (mark Mark, found bool, err error) {
+	same := false
+	rows, err := tx.Query(ctx, sql, args...)
+	mark, found, err = one(rows, err, func(r pgx.CollectableRow) (m Mark, err error) { return m, r.Scan(&m.ID, &m.Server, &m.At, &same) })
+	if err == nil && found && !same {
+		err = ErrAnotherTransaction
 	}
 	return mark, found, err
 }
 
-// Seal is Fence for the transaction that ends the attempt.
-func (s *Store) Seal(ctx context.Context, tx DB, row Row, lock, idle time.Duration) (mark Mark, found bool, err error) {
-	rows, err := tx.Query(ctx, s.seal, fenceArgs(row, lock, idle)...)
-	return one(rows, err, func(r pgx.CollectableRow) (m Mark, err error) { return m, r.Scan(&m.ID, &m.Server, new(bool)) })
+// FenceTheirs is Fence for a transaction of the caller's, which Begin did not begin.
+func (s *Store) FenceTheirs(ctx context.Context, tx DB, row Row, lock, idle time.Duration) (found bool, err error) {
+	query := func(into []any, sql string, args ...any) (bool, error) {
+		rows, err := tx.Query(ctx, sql, args...)
+		_, found, err := one(rows, err, func(r pgx.CollectableRow) (_ bool, err error) { return false, r.Scan(into...) })
+		return found, err
+	}
+	return s.fenceTheirs(query, row, lock, idle)
+}
+
+// fenceTheirs fences a transaction, whichever way it is queried.
+func (s *Store) fenceTheirs(query func(into []any, sql string, args ...any) (bool, error), row Row, lock, idle time.Duration) (bool, error) {
+	var id, ignored string
+	found, err := query([]any{&id, &ignored, &ignored, new(bool)}, s.fence, fenceArgs(row, "", lock, idle)...)
+	if err != nil || !found {
+		return found, err
+	}
+	same, held := false, false
+	_, err = query([]any{&same, &held}, s.held, row.Key, id)
+	switch {
+	case Code(err) == "XX000":
+		err = fmt.Errorf("%w (%w)", ErrSavepoint, err)
+	case err == nil && !same:
+		err = ErrNoTransaction
+	case err == nil && !held:
+		err = ErrSavepoint
+	}
+	return found, err
 }
 
 // SQLTx is a transaction of database/sql.
@@ -104,19 +155,9 @@ type SQLTx interface {
 	QueryContext(ctx context.Context, query string, args ...any) (*sql.Rows, error)
 }
 
-// FenceSQL is Fence for database/sql.
+// FenceSQL is FenceTheirs for database/sql.
 func (s *Store) FenceSQL(ctx context.Context, tx SQLTx, row Row, lock, idle time.Duration) (found bool, err error) {
-	var mark Mark
-	written := false
-	found, err = queryOne(ctx, tx, s.fence, fenceArgs(row, lock, idle), &mark.ID, &mark.Server, &written)
-	if err != nil || !found || written {
-		return found, err
-	}
-	same := false
-	if _, err = queryOne(ctx, tx, sameSQL, []any{mark.ID}, &same); err == nil && !same {
-		err = ErrNoTransaction
-	}
-	return found, err
+	return s.fenceTheirs(func(into []any, sql string, args ...any) (bool, error) { return queryOne(ctx, tx, sql, args, into...) }, row, lock, idle)
 }
 
 // queryOne scans the only row of a query.
@@ -135,16 +176,21 @@ func queryOne(ctx context.Context, tx SQLTx, query string, args []any, into ...a
 	return found, rows.Err()
 }
 
-// fateSQL asks what became of a transaction; it locks nothing.
-const fateSQL = `SELECT coalesce(pg_xact_status($1::text::xid8), ''), extract(epoch FROM pg_postmaster_start_time())::text`
+// fateSQL asks what became of a transaction; it locks nothing. The statistics are
+// reset by a restart after a crash, and after one the id of a transaction that was
+// lost may be another's.
+const fateSQL = `
+SELECT coalesce(pg_xact_status($1::text::xid8), ''),
+  extract(epoch FROM pg_postmaster_start_time())::text = $2::text
+    AND coalesce(extract(epoch FROM pg_stat_get_bgwriter_stat_reset_time()) < $3::text::numeric, true)`
 
 // Fate returns "committed", "aborted", "in progress", or "" when this server
 // cannot know.
 func (s *Store) Fate(ctx context.Context, db DB, mark Mark) (string, error) {
-	rows, err := db.Query(ctx, fateSQL, mark.ID)
+	rows, err := db.Query(ctx, fateSQL, mark.ID, mark.Server, mark.At)
 	status, _, err := one(rows, err, func(r pgx.CollectableRow) (status string, err error) {
-		server := ""
-		if err = r.Scan(&status, &server); server != mark.Server {
+		same := false
+		if err = r.Scan(&status, &same); !same {
 			status = ""
 		}
 		return status, err

@@ -207,7 +207,6 @@ WHERE r.job_key = $1::text
   AND r.status || '' = 'RUNNING'
 ON CONFLICT (job_key) DO UPDATE
 SET attempt = excluded.attempt, value = excluded.value, saved_at = excluded.saved_at
-WHERE c.attempt <= excluded.attempt
 RETURNING 1`
 
 // SaveCheckpoint saves the checkpoint. Found is false when the run is not, or no

@@ -11,6 +11,7 @@ package store
 import (
 	"context"
 	"fmt"
+	"math"
 	"strconv"
 	"strings"
 	"sync"
@@ -37,7 +38,7 @@ type Store struct {
 	markFailed, approve, approveReset, skipFailed         string
 	skipNew, acted                                        string
 	due, present, first, attention, failing, prune        string
-	fence, seal, take, done, failItem, failedItems        string
+	fence, seal, held, take, done, failItem, failedItems  string
 	checkpoint, saveCheckpoint                            string
 	countItems, pruneSlots                                string
 	pruneNext, pruneItems                                 [len(ledgers)]string
@@ -46,14 +47,15 @@ type Store struct {
 // New returns the statements for the tables in schema.
 func New(schema string) *Store {
 	table := pgx.Identifier{schema}.Sanitize() + ".batch_job_"
-	q := func(sql string) string { return strings.ReplaceAll(sql, "batch_job_", table) }
+	names := strings.NewReplacer("batch_job_", table, "'jobrun '", "'jobrun "+strings.ReplaceAll(schema, "'", "''")+" '")
+	q := names.Replace
 	s := &Store{
 		Schema: schema,
 		claim:  q(claimSQL), reclaim: q(reclaimSQL), skip: q(skipSQL), finish: q(finishSQL), abandon: q(abandonSQL),
 		beat: q(beatSQL), standing: q(standingSQL),
 		get: q(getSQL), list: q(listSQL), history: q(historySQL), stale: q(staleSQL),
 		markFailed: q(markFailedSQL), approve: q(approveSQL), approveReset: q(approveResetSQL), skipFailed: q(skipFailedSQL), skipNew: q(skipNewSQL), acted: q(actedSQL),
-		fence: q(fenceSQL), seal: q(sealSQL), take: q(takeSQL), done: q(doneSQL),
+		fence: q(fenceSQL), seal: q(sealSQL), held: q(heldSQL), take: q(takeSQL), done: q(doneSQL),
 		failItem: q(failItemSQL), failedItems: q(failedItemsSQL), countItems: q(countItemsSQL), checkpoint: q(checkpointSQL), saveCheckpoint: q(saveSQL),
 		due: q(dueSQL), present: q(presentSQL), first: q(firstSQL), attention: q(attentionSQL), failing: q(failingSQL), prune: q(pruneSQL),
 		pruneSlots: q(pruneSlotsSQL),
@@ -189,7 +191,8 @@ func micros(d time.Duration) int64 {
 	return n
 }
 
-// millis is a lock_timeout as text, at least 1 ms: 0 would mean no limit.
+// millis is a timeout of the server's as text, at least 1 ms (0 would mean no
+// limit) and at most what it takes, 24 days.
 func millis(d time.Duration) string {
-	return strconv.FormatInt(max(1, d.Milliseconds()), 10)
+	return strconv.FormatInt(min(max(1, d.Milliseconds()), math.MaxInt32), 10)
 }
