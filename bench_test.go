@@ -3,6 +3,7 @@ package jobrun_test
 import (
 	"context"
 	"fmt"
+	"runtime"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -124,6 +125,16 @@ func walPer(b *testing.B, pool *pgxpool.Pool, n int, slice func()) float64 {
 	before := query[string](b, pool, lsn)
 	slice()
 	return float64(query[int64](b, pool, `SELECT pg_wal_lsn_diff(pg_current_wal_insert_lsn(), $1::text::pg_lsn)::bigint`, before)) / float64(n)
+}
+
+// allocsPer is how often one of the n operations of a slice allocates memory, in
+// this process.
+func allocsPer(n int, slice func()) float64 {
+	var before, after runtime.MemStats
+	runtime.ReadMemStats(&before)
+	slice()
+	runtime.ReadMemStats(&after)
+	return float64(after.Mallocs-before.Mallocs) / float64(n)
 }
 
 // name is a fresh name of a job, of a usual length.
@@ -260,14 +271,16 @@ func BenchmarkEach(b *testing.B) {
 	noop := func(context.Context, pgx.Tx, string) error { return nil }
 	for _, size := range []int{500, 1000} {
 		b.Run(fmt.Sprintf("chunk=%d", size), func(b *testing.B) {
-			b.ReportAllocs()
-			compare(b, eachSlice(b, runner, keys, noop, &jobrun.EachOptions{ChunkSize: size}), func() {
+			ours := eachSlice(b, runner, keys, noop, &jobrun.EachOptions{ChunkSize: size})
+			compare(b, ours, func() {
 				job := name()
 				for part := range slices.Chunk(keys, 1000) {
 					_, err := bare.Exec(ctx, bareTake, job, part)
 					fail(b, err)
 				}
 			})
+			b.ReportMetric(allocsPer(len(keys), ours), "allocs/item")
+			b.ReportMetric(walPer(b, bare, len(keys), ours), "WAL-B/item")
 		})
 	}
 }
@@ -282,11 +295,11 @@ func BenchmarkEachUpdate(b *testing.B) {
 	exec(b, bare, `CREATE TABLE bare.account (id text PRIMARY KEY, balance bigint NOT NULL) WITH (fillfactor = 50)`)
 	exec(b, bare, `INSERT INTO bare.account SELECT unnest($1::text[]), 0`, keys)
 	const update = `UPDATE bare.account SET balance = balance + 1 WHERE id = $1`
-	b.ReportAllocs()
-	compare(b, eachSlice(b, runner, keys, func(ctx context.Context, tx pgx.Tx, key string) error {
+	ours := eachSlice(b, runner, keys, func(ctx context.Context, tx pgx.Tx, key string) error {
 		_, err := tx.Exec(ctx, update, key)
 		return err
-	}, &jobrun.EachOptions{ChunkSize: size}), func() {
+	}, &jobrun.EachOptions{ChunkSize: size})
+	compare(b, ours, func() {
 		for part := range slices.Chunk(keys, size) {
 			fail(b, pgx.BeginFunc(ctx, bare, func(tx pgx.Tx) error {
 				for _, key := range part {
@@ -298,6 +311,7 @@ func BenchmarkEachUpdate(b *testing.B) {
 			}))
 		}
 	})
+	b.ReportMetric(allocsPer(n, ours), "allocs/item")
 }
 
 // BenchmarkEachAllDone is a re-run over 100,000 items that are all done, against
@@ -326,21 +340,20 @@ func BenchmarkEachAllDone(b *testing.B) {
 		}
 	}
 	check()
-	b.ReportAllocs()
 	compare(b, again, check)
+	b.ReportMetric(allocsPer(len(keys), again), "allocs/item")
 }
 
 // BenchmarkOnce is Once with one INSERT, against a bare transaction with that
 // INSERT and the ledger's.
 func BenchmarkOnce(b *testing.B) {
-	runner, ours, bare := benchServer(b, 4)
+	runner, _, bare := benchServer(b, 4)
 	exec(b, bare, bareLedger+`; CREATE TABLE bare.effect (item text NOT NULL)`)
 	ctx := context.Background()
 	const work = `INSERT INTO bare.effect (item) VALUES ($1)`
 	const n = 200
 	_, err := runner.RunDate(ctx, jobrun.Job{Name: "settlement", Func: func(ctx context.Context, run *jobrun.Run) error {
-		b.ReportAllocs()
-		compare(b, func() {
+		ours := func() {
 			for range n {
 				item := name()
 				ran, err := run.Once(ctx, item, func(tx pgx.Tx) error {
@@ -351,7 +364,8 @@ func BenchmarkOnce(b *testing.B) {
 					b.Error("not run")
 				}
 			}
-		}, func() {
+		}
+		compare(b, ours, func() {
 			for range n {
 				item := name()
 				fail(b, pgx.BeginFunc(ctx, bare, func(tx pgx.Tx) error {
@@ -363,16 +377,8 @@ func BenchmarkOnce(b *testing.B) {
 				}))
 			}
 		})
-		b.ReportMetric(walPer(b, ours, n, func() {
-			for range n {
-				item := name()
-				_, err := run.Once(ctx, item, func(tx pgx.Tx) error {
-					_, err := tx.Exec(ctx, work, item)
-					return err
-				})
-				fail(b, err)
-			}
-		}), "WAL-B/item")
+		b.ReportMetric(allocsPer(n, ours), "allocs/item")
+		b.ReportMetric(walPer(b, bare, n, ours), "WAL-B/item")
 		return nil
 	}}, date)
 	fail(b, err)

@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 
 	"github.com/jackc/pgx/v5"
 
@@ -147,8 +148,8 @@ func EachChunk[T any](ctx context.Context, run *Run, items iter.Seq2[T, error], 
 			break
 		}
 		k := e.prefix + key(item)
-		if err := validItem(fmt.Sprintf("key of item %d", n), k); err != nil {
-			e.end(err)
+		if err := validItem("", k); err != nil {
+			e.end(validItem(fmt.Sprintf("key of item %d", n), k))
 			break
 		}
 		c.keys, c.items = append(c.keys, k), append(c.items, item)
@@ -219,6 +220,8 @@ type each struct {
 	slots  chan struct{} // one for each chunk under way
 	wg     sync.WaitGroup
 
+	passing atomic.Bool // the last chunk was all done: look before the next begins a transaction
+
 	mu    sync.Mutex
 	res   EachResult
 	first []ItemError
@@ -286,8 +289,13 @@ func (e *each) do(ctx context.Context, work chunkWork, keys []string) bool {
 
 // chunk does the items of a chunk together, and if that fails, one by one.
 func (e *each) chunk(ctx context.Context, work chunkWork, keys []string) {
+	if e.passing.Load() && e.run.allDone(ctx, keys) {
+		e.add(0, len(keys))
+		return
+	}
 	done, err := e.part(ctx, work, keys, 0, len(keys))
 	if err == nil {
+		e.passing.Store(done == 0)
 		e.add(done, len(keys)-done)
 		return
 	}

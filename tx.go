@@ -98,6 +98,16 @@ func (r *Run) take(ctx context.Context, items []string, fn func(ctx context.Cont
 	return did && err == nil, err
 }
 
+// allDone reports whether the ledger has all of the items; not when it could not
+// be read.
+func (r *Run) allDone(ctx context.Context, items []string) (all bool) {
+	err := r.runner.read(ctx, func(ctx context.Context, s *store.Store) (err error) {
+		all, err = s.AllDone(ctx, r.runner.pool, r.Key(), items)
+		return err
+	})
+	return all && err == nil
+}
+
 // heldBy names the sessions that may hold the item for which a statement has
 // waited in vain.
 func (r *Run) heldBy(ctx context.Context, err error, waited time.Duration) error {

@@ -38,12 +38,11 @@ func (s *Store) Take(ctx context.Context, tx DB, row Row, items []string) (taken
 	return taken, all, err
 }
 
-// doneSQL reads which items are in the ledger; it locks nothing.
+// doneSQL counts those of the items that are in the ledger, each by the primary
+// key, whatever the planner knows of the table; it locks nothing.
 const doneSQL = `
-SELECT count(*)
-FROM unnest($2::text[]) AS k (item)
-JOIN batch_job_item AS i
-  ON i.job_key = $1::text AND i.item = k.item COLLATE "C"`
+SELECT count((SELECT 1 FROM batch_job_item AS i WHERE i.job_key = $1::text AND i.item = k.item COLLATE "C" LIMIT 1))
+FROM unnest($2::text[]) AS k (item)`
 
 // AllDone reports whether the ledger has every one of the items.
 func (s *Store) AllDone(ctx context.Context, db DB, key string, items []string) (bool, error) {
