@@ -86,11 +86,14 @@ func (r *Runner) act(ctx context.Context, kind string, rec Record, a Action, tex
 	}, do)
 	if err == nil && found {
 		after := r.record(row)
-		r.log.InfoContext(ctx, "a person changed the run", append(after.attrs(), "job", after.Job, "action", kind)...)
+		r.log.InfoContext(ctx, "a person changed the run", append(after.attrs(), "job", after.Job, "action", kind, "force", a.Force, "reset_items", a.ResetItems)...)
 		r.emit(ctx, Event{Record: after, Previous: rec.Status, Action: &a})
 		return after, nil
 	}
 	what := strings.ToLower(strings.ReplaceAll(kind, "_", " ")) + " " + rec.Key
+	if store.Code(err) == "42501" && a.ResetItems {
+		return Record{}, fmt.Errorf("%s: %w (ResetItems needs SELECT and DELETE on batch_job_item, batch_job_item_failure and batch_job_checkpoint too)", what, err)
+	}
 	if store.Code(err) == "42501" {
 		return Record{}, fmt.Errorf("%s: %w (a person's action needs INSERT on batch_job_action too)", what, err)
 	}

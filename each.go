@@ -24,8 +24,9 @@ type EachOptions struct {
 	MaxFailures int64 // failed items after which no more are read, and the run cannot succeed; 0: no limit
 
 	// Step tells apart the items of several Each of one run, which share its ledger:
-	// Step, a colon and the key are entered. At most 100 bytes, no colon. "": the key
-	// alone.
+	// Step, a colon and the key are entered, as they could be for Once. At most 100
+	// bytes, no colon. "": the key alone. IdempotencyKey knows nothing of it: pass it
+	// a text with the step.
 	Step string
 
 	// Progress is called after each chunk, and after each item of a chunk that
@@ -99,13 +100,17 @@ func (e *ItemsError) Error() string {
 // A chunk waits for a connection of the Runner's pool, and for a lock, at most
 // Options.Lease (for the connection 30 s if that is less); then Each ends.
 //
+// Each logs a warning when it passes over items in a run's first attempt: they have
+// the key of another item, or of another Each or Once.
+//
 // Every other error ends Each at once, and no item is marked failed for it: the
 // lease is lost (ErrLeaseLost), ctx ended, items yielded an error or an item with
 // a bad key ([*InvalidError]; see Once), the connection broke, or the server
 // answered with SQLSTATE 40001 or 40P01 to the last try, 55P03 (a lock could not
 // be had; for the items themselves the error names the sessions that hold them),
-// 25006, 25P03, 25P04 or class 08, 53, 57 or 58. The error names the first item of
-// the transaction that it ended. What was committed before stays done. It ends
+// 25006, 25P03, 25P04, 26000, 42P05 or class 08, 53, 57 or 58. The error names the first item of
+// the transaction that it ended. (A context of fn's own that ends is the item's
+// failure, also when it breaks the connection.) What was committed before stays done. It ends
 // when the next item comes: a sequence that waits for items has to look at ctx.
 //
 // fn must not use tx from other goroutines, nor end the transaction, and should
@@ -137,6 +142,9 @@ func EachChunk[T any](ctx context.Context, run *Run, items iter.Seq2[T, error], 
 	e, err := newEach(run, opts, key != nil, fn != nil)
 	if err != nil {
 		items(func(T, error) bool { return false }) // gives back what it holds, such as an open query
+		if run != nil {
+			run.leftUnread("", err)
+		}
 		return EachResult{}, err
 	}
 	defer e.wait()
@@ -144,7 +152,7 @@ func EachChunk[T any](ctx context.Context, run *Run, items iter.Seq2[T, error], 
 	n := 0
 	for item, err := range items {
 		if n++; err != nil {
-			e.end(fmt.Errorf("item %d of %s: %w", n, run.Key(), err))
+			e.end(fmt.Errorf("reading item %d of %s: %w", n, run.Key(), err))
 			break
 		}
 		k := e.prefix + key(item)
@@ -404,19 +412,23 @@ func (e *each) result() (EachResult, error) {
 	e.wait()
 	e.mu.Lock()
 	defer e.mu.Unlock()
+	if e.res.AlreadyDone > 0 && e.run.Attempt() == 1 {
+		e.run.log.Warn("items passed over, their keys were done earlier in this first attempt", "already_done", e.res.AlreadyDone, "step", e.opts.Step)
+	}
+	var err error
 	failed := &ItemsError{e.res, e.stopped(), e.first}
 	switch {
 	case e.fatal != nil:
-		return e.res, e.fatal
-	case failed.Stopped:
-		e.run.stopped.Store(failed)
-	default:
-		e.run.stopped.Store(nil) // it has read all, whatever one before it has left
+		err = e.fatal
+	case failed.Failed > 0:
+		err = failed
 	}
-	if failed.Failed > 0 {
-		return e.res, failed
+	unread := err
+	if e.fatal == nil && !failed.Stopped {
+		unread = nil
 	}
-	return e.res, nil
+	e.run.leftUnread(e.opts.Step, unread)
+	return e.res, err
 }
 
 // FromSlice yields the elements of a slice.
@@ -435,7 +447,7 @@ func FromSlice[T any](s []T) iter.Seq2[T, error] {
 //	rows, err := pool.Query(ctx, sql)
 //	orders := jobrun.FromRows(rows, err, pgx.RowToStructByName[Order])
 //
-// It can be read once.
+// It can be read once, and must be within the session's statement_timeout.
 // The open query holds a connection beside those that Each works with: if it is
 // one of the Runner's pool, that pool needs 3 and one more for each further
 // parallel chunk; else Each ends with an error that says so.

@@ -18,8 +18,8 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
-	"github.com/jackc/pgx/v5/stdlib"
 
 	"github.com/seed-ccb5b62c/jobrun"
 	"github.com/seed-ccb5b62c/jobrun/internal/pgtest"
@@ -155,56 +155,135 @@ func TestWorkThatBeginsAnewIsFoundOut(t *testing.T) {
 	f.succeeds(t, 1)
 }
 
-// What a savepoint has locked goes with ROLLBACK TO, so a fence inside one is refused.
-func TestFenceInsideASavepointIsRefused(t *testing.T) {
+// A savepoint that was left behind, as GORM and pgx leave them, is no obstacle to a
+// fence at the end of the outermost transaction.
+func TestFenceAfterNestedTransactions(t *testing.T) {
 	t.Parallel()
 	db := effectDB(t)
 	r := newRunner(t, db.Pool, jobrun.Options{})
 	f := launch(t, t.Context(), r, jobrun.Job{Name: "daily"})
-	std := stdlib.OpenDBFromPool(db.Pool)
-	defer func() { _ = std.Close() }()
-	for _, beside := range []bool{false, true} { // alone, and beside another fence, whose lock is another kind of entry in the row
-		if beside {
-			other, err := db.Pool.Begin(t.Context())
-			if err != nil {
-				t.Fatal(err)
+	for n, nested := range []error{nil, errBroken} {
+		if err := pgx.BeginFunc(t.Context(), db.Pool, func(tx pgx.Tx) error {
+			if err := pgx.BeginFunc(t.Context(), tx, func(in pgx.Tx) error { return errors.Join(effect(t.Context(), in, n), nested) }); !errors.Is(err, nested) {
+				return err
 			}
-			defer func() { _ = other.Rollback(context.Background()) }()
-			if err := f.run.Fence(t.Context(), other); err != nil {
-				t.Fatal(err)
-			}
+			return f.run.Fence(t.Context(), tx)
+		}); err != nil {
+			t.Errorf("%v: %v", nested, err)
 		}
-		for _, savepoint := range []bool{true, false} {
-			tx, err := db.Pool.Begin(t.Context())
-			if err != nil {
-				t.Fatal(err)
+		tx, err := db.Pool.Begin(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := tx.Exec(t.Context(), `SAVEPOINT left_behind`); err != nil {
+			t.Fatal(err)
+		}
+		supersede := n == 1
+		if err := errors.Join(effect(t.Context(), tx, 10+n), f.run.Fence(t.Context(), tx)); err != nil {
+			t.Error(err)
+		}
+		if supersede { // it has to wait for the commit
+			done := make(chan error, 1)
+			go func() {
+				_, err := r.MarkFailed(context.Background(), recordOf(t, r, f.run.Key()), forced)
+				done <- err
+			}()
+			eventually(t, "the person waits", func() bool {
+				return query[bool](t, db.Pool, `SELECT EXISTS (SELECT FROM pg_locks WHERE locktype = 'advisory' AND NOT granted)`)
+			})
+			if err := tx.Commit(t.Context()); err != nil {
+				t.Error(err)
 			}
-			inner := pgx.Tx(nil)
-			if savepoint {
-				if inner, err = tx.Begin(t.Context()); err != nil {
-					t.Fatal(err)
-				}
+			if err := <-done; err != nil {
+				t.Error(err)
 			}
-			if err := f.run.Fence(t.Context(), tx); (err == nil) == savepoint || savepoint && !strings.Contains(err.Error(), "outermost") {
-				t.Errorf("beside %t, savepoint %t: %v", beside, savepoint, err)
-			}
-			_ = inner
-			_ = tx.Rollback(t.Context())
-			stx, err := std.BeginTx(t.Context(), nil)
-			if err != nil {
-				t.Fatal(err)
-			}
-			if savepoint {
-				if _, err := stx.ExecContext(t.Context(), `SAVEPOINT sp1`); err != nil { // as GORM's nested Transaction does
-					t.Fatal(err)
-				}
-			}
-			if err := f.run.FenceSQL(t.Context(), stx); (err == nil) == savepoint || savepoint && !strings.Contains(err.Error(), "outermost") {
-				t.Errorf("database/sql, beside %t, savepoint %t: %v", beside, savepoint, err)
-			}
-			_ = stx.Rollback()
+		} else if err := tx.Commit(t.Context()); err != nil {
+			t.Error(err)
 		}
 	}
+	effects(t, db.Pool, "0 10 11")
+	if _, err := f.end(t, nil); !errors.Is(err, jobrun.ErrLeaseLost) {
+		t.Error(err)
+	}
+}
+
+// What one item does to its own connection is that item's failure.
+func TestItemThatSpoilsItsConnectionFailsAlone(t *testing.T) {
+	t.Parallel()
+	for what, spoil := range map[string]func(ctx context.Context, tx pgx.Tx) error{
+		"time limit": func(ctx context.Context, tx pgx.Tx) error {
+			ctx, cancel := context.WithTimeout(ctx, 100*time.Millisecond)
+			defer cancel()
+			_, err := tx.Exec(ctx, `SELECT pg_sleep(60)`)
+			return err
+		},
+		"open rows": func(ctx context.Context, tx pgx.Tx) error {
+			_, err := tx.Query(ctx, `SELECT generate_series(1, 100000)`)
+			return err
+		},
+		"typed nil": func(context.Context, pgx.Tx) error {
+			var e *pgconn.PgError
+			return e
+		},
+	} {
+		t.Run(what, func(t *testing.T) {
+			t.Parallel()
+			db := effectDB(t)
+			r := newRunner(t, db.PoolWith(t, nil), jobrun.Options{})
+			got, _, err := each(t, r, "daily", jobrun.FromSlice(numbers(20)), func(ctx context.Context, tx pgx.Tx, n int) error {
+				if n == 5 {
+					return spoil(ctx, tx)
+				}
+				return effect(ctx, tx, n)
+			}, &jobrun.EachOptions{ChunkSize: 10})
+			items, listed := r.FailedItems(t.Context(), "daily:2026-09-15", "", 10)
+			if got != (jobrun.EachResult{Done: 19, Failed: 1}) || listed != nil || len(items) != 1 || items[0].Item != "order-5" {
+				t.Errorf("%+v, %v; failed %+v, %v", got, err, items, listed)
+			}
+		})
+	}
+}
+
+// A person who resets the server's statistics while a COMMIT is under way has not
+// crashed it.
+func TestStatisticsResetDuringACommit(t *testing.T) {
+	t.Parallel()
+	db := effectDB(t)
+	exec(t, db.Pool, `CREATE FUNCTION late() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN PERFORM pg_advisory_xact_lock(4711); RETURN NULL; END $$;
+CREATE CONSTRAINT TRIGGER late AFTER INSERT ON effect DEFERRABLE INITIALLY DEFERRED FOR EACH ROW EXECUTE FUNCTION late()`)
+	p, r := proxied(t, db, jobrun.Options{})
+	f := launch(t, t.Context(), r, jobrun.Job{Name: "daily"})
+	holder, err := db.Pool.Begin(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = holder.Rollback(context.Background()) }()
+	if _, err := holder.Exec(t.Context(), `SELECT pg_advisory_xact_lock(4711)`); err != nil {
+		t.Fatal(err)
+	}
+	type answer struct {
+		ran bool
+		err error
+	}
+	done := make(chan answer, 1)
+	go func() {
+		ran, err := f.run.Once(context.Background(), "payout", func(tx pgx.Tx) error { return effect(context.Background(), tx, 1) })
+		done <- answer{ran, err}
+	}()
+	eventually(t, "COMMIT is under way", func() bool {
+		return query[bool](t, db.Pool, `SELECT EXISTS (SELECT FROM pg_stat_activity WHERE query = 'commit' AND state = 'active' AND datname = current_database())`)
+	})
+	exec(t, db.Pool, `SELECT pg_stat_reset_shared('bgwriter')`)
+	p.CutAll()
+	asked := p.Statements("pg_xact_status")
+	eventually(t, "its fate is asked for", func() bool { return p.Statements("pg_xact_status") > asked })
+	if err := holder.Rollback(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	if got := <-done; got.err != nil || !got.ran {
+		t.Errorf("%+v", got)
+	}
+	effects(t, db.Pool, "1")
 	f.succeeds(t, 1)
 }
 
@@ -264,7 +343,8 @@ func TestStepsHaveItemsOfTheirOwn(t *testing.T) {
 				t.Errorf("step %q: %v", bad, err)
 			}
 		}
-		return nil
+		_, err := jobrun.Each(ctx, run, jobrun.FromSlice([]int{}), orderKey, effect, nil) // the refused ones have left items unread
+		return err
 	}}, date); err != nil {
 		t.Error(err)
 	}
@@ -303,8 +383,39 @@ func TestRunThatStoppedAtItsFailuresCannotSucceed(t *testing.T) {
 			}
 			return nil
 		}}, date)
-		if res.Record.Status != want || (err == nil) != (want == jobrun.Succeeded) || err != nil && !strings.Contains(err.Error(), "not all items were read: 3 of 3 items failed") {
+		if res.Record.Status != want || (err == nil) != (want == jobrun.Succeeded) || err != nil && !strings.Contains(err.Error(), "not all items of step \"\" were read: 3 of 3 items failed") {
 			t.Errorf("%d: %+v, %v", i, res.Record, err)
+		}
+	}
+}
+
+// An Each that could not read all of its items is no success of the run, also when
+// its error was only logged, and whatever other steps have done.
+func TestRunWithUnreadItemsCannotSucceed(t *testing.T) {
+	t.Parallel()
+	db := effectDB(t)
+	r := newRunner(t, db.Pool, jobrun.Options{})
+	for name, items := range map[string]iter.Seq2[int, error]{
+		"sequence": func(yield func(int, error) bool) { _ = yield(1, nil) && yield(2, errBroken) },
+		"bad-key":  jobrun.FromSlice([]int{1, -1}),
+		"options":  jobrun.FromSlice([]int{1}),
+	} {
+		for _, complete := range []bool{false, true} {
+			opts := &jobrun.EachOptions{Step: "pay", ChunkSize: map[bool]int{true: -1, false: 1}[name == "options"]}
+			res, err := r.RunDate(t.Context(), jobrun.Job{Name: fmt.Sprintf("%s-%t", name, complete), Func: func(ctx context.Context, run *jobrun.Run) error {
+				key := func(n int) string { return map[int]string{1: "a", 2: "b", -1: "\x00"}[n] }
+				_, _ = jobrun.Each(ctx, run, items, key, effect, opts)
+				if _, err := jobrun.Each(ctx, run, jobrun.FromSlice(numbers(3)), orderKey, effect, &jobrun.EachOptions{Step: "mail"}); err != nil {
+					t.Error(err)
+				}
+				if complete {
+					return run.Complete(ctx, nil)
+				}
+				return nil
+			}}, date)
+			if res.Record.Status != jobrun.Failed || err == nil || !strings.Contains(err.Error(), "were read: ") {
+				t.Errorf("%s, complete %t: %s, %v", name, complete, res.Record.Status, err)
+			}
 		}
 	}
 }

@@ -6,7 +6,7 @@ import (
 	"fmt"
 	"log/slog"
 	"runtime/debug"
-	"sync/atomic"
+	"sync"
 	"time"
 
 	"github.com/google/uuid"
@@ -19,11 +19,13 @@ import (
 // Run is what a running attempt holds: the right to act for its run. It is of no
 // use after the [Func] has returned.
 type Run struct {
-	runner  *Runner
-	record  Record
-	stopped atomic.Pointer[ItemsError] // of an Each that left items unread
-	held    *lease.Held
-	log     *slog.Logger
+	runner *Runner
+	record Record
+	held   *lease.Held
+	log    *slog.Logger
+
+	mu     sync.Mutex
+	unread map[string]error // by EachOptions.Step: why Each ended before the last item
 }
 
 // Key is the key of the run, such as daily-settlement:2026-09-15.
@@ -145,13 +147,30 @@ func (r *Runner) claim(ctx context.Context, job Job, s slot) (res Result, err er
 	return res, err
 }
 
-// unfinished is err, or why the work is not done although it is nil: Each stopped
-// at its limit of failures, and the items behind it were never read.
+// unfinished is err, or why the work is not done although it is nil or a skip:
+// Each ended before the last item, and nobody has read those behind.
 func (r *Run) unfinished(err error) error {
-	if stopped := r.stopped.Load(); err == nil && stopped != nil {
-		return fmt.Errorf("not all items were read: %w", stopped)
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if err != nil && skipOf(err) == nil {
+		return err
+	}
+	for step, why := range r.unread {
+		return fmt.Errorf("not all items of step %q were read: %w", step, why)
 	}
 	return err
+}
+
+// leftUnread notes why a step's Each ended before its last item; nil: it has read all.
+func (r *Run) leftUnread(step string, why error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.unread == nil {
+		r.unread = map[string]error{}
+	}
+	if r.unread[step] = why; why == nil {
+		delete(r.unread, step)
+	}
 }
 
 // giveBack closes a claim that was won and will not be executed.
@@ -267,6 +286,7 @@ func harmless(err error) error {
 func ask(err error) {
 	_ = errors.Is(err, ErrLeaseLost)
 	_ = errors.As(err, new(*skip))
+	_ = store.Code(err)
 }
 
 // skipOf finds the skip that a job returned, plainly or wrapped; nil: none. One
@@ -293,7 +313,7 @@ func withCause(err, cause error) error {
 	both := fmt.Errorf("%w (%s)", err, errorText(cause))
 	_ = caught(func() {
 		switch {
-		case errors.Is(err, cause):
+		case errors.Is(err, cause), errors.Is(err, ErrLeaseLost) && errors.Is(cause, ErrLeaseLost):
 			both = err
 		case errors.Is(cause, err): // says more
 			both = cause

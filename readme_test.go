@@ -22,6 +22,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/robfig/cron/v3"
 
@@ -599,6 +600,10 @@ func TestReadmeNamesEveryLogAttribute(t *testing.T) {
 	for _, job := range []jobrun.Job{
 		{Name: "good", Func: func(_ context.Context, run *jobrun.Run) error { run.AddProcessed(1); return nil }},
 		{Name: "bad", Func: func(context.Context, *jobrun.Run) error { return theirs }},
+		{Name: "twice", Func: func(ctx context.Context, run *jobrun.Run) error {
+			_, err := jobrun.Each(ctx, run, jobrun.FromSlice([]int{1, 1}), orderKey, func(context.Context, pgx.Tx, int) error { return nil }, &jobrun.EachOptions{Step: "pay"})
+			return err
+		}},
 		{Name: "later", Retry: jobrun.Retry{MaxAttempts: 2}, Func: func(context.Context, *jobrun.Run) error { return theirs }},
 	} {
 		for range 2 {

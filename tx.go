@@ -100,11 +100,14 @@ func (r *Run) take(ctx context.Context, items []string, fn func(ctx context.Cont
 
 // allDone reports whether the ledger has all of the items; not when it could not
 // be read.
-func (r *Run) allDone(ctx context.Context, items []string) (all bool) {
-	err := r.runner.read(ctx, func(ctx context.Context, s *store.Store) (err error) {
-		all, err = s.AllDone(ctx, r.runner.pool, r.Key(), items)
-		return err
-	})
+func (r *Run) allDone(ctx context.Context, items []string) bool {
+	ctx, cancel := context.WithTimeout(ctx, time.Second)
+	defer cancel()
+	s, err := r.runner.tables.Open(ctx, r.runner.pool)
+	if err != nil {
+		return false
+	}
+	all, err := s.AllDone(ctx, r.runner.pool, r.Key(), items)
 	return all && err == nil
 }
 
@@ -166,8 +169,8 @@ func (r *Run) Complete(ctx context.Context, fn func(tx pgx.Tx) error) error {
 // this attempt. After any error the transaction must be rolled back. ErrLeaseLost
 // says that the attempt may not act any more, under every isolation level; a
 // serialization failure (SQLSTATE 40001) is returned only while it still holds
-// its run. It needs the outermost transaction, because a ROLLBACK TO a savepoint
-// would release what it has locked, in the database of the Runner's pool. If you
+// its run. It needs the outermost transaction, in the database of the Runner's
+// pool: a ROLLBACK TO a savepoint after it would release what it has locked. If you
 // end the transaction with a statement of your own, know that COMMIT of a failed
 // one rolls back without an error.
 //
@@ -276,7 +279,9 @@ var idempotency = uuid.MustParse("6f1d6a52-3f0b-4c0e-9d0a-5c6f3a1e7b84")
 
 // IdempotencyKey is a UUID to send with calls to the outside for an item, so that
 // the receiver can drop a repeat: the same for every attempt and re-run of this
-// run, also after ResetItems. It is version 5 (RFC 9562) of the run's key, a zero
+// run, also after ResetItems, when the receiver will drop what it has seen. Nothing
+// else is in it: two kinds of calls for one item need two texts, and services that
+// share a receiver other names of jobs. It is version 5 (RFC 9562) of the run's key, a zero
 // byte and the item, in the namespace 6f1d6a52-3f0b-4c0e-9d0a-5c6f3a1e7b84.
 func (r *Run) IdempotencyKey(item string) uuid.UUID {
 	return uuid.NewSHA1(idempotency, []byte(r.Key()+"\x00"+item))

@@ -87,6 +87,8 @@ func (b *Book) tx(ctx context.Context, h *Held, t Tx) (after store.Row, again bo
 	switch {
 	case ctx.Err() != nil:
 		return after, false, ended(ctx, err)
+	case broken && (errors.Is(err, context.DeadlineExceeded) || errors.Is(err, context.Canceled)):
+		return after, false, err // of a context of the work's own, which pgx ends the connection for
 	case broken && err != nil:
 		return after, false, fmt.Errorf("%w: %w", ErrBroken, err)
 	case broken:
@@ -95,6 +97,8 @@ func (b *Book) tx(ctx context.Context, h *Held, t Tx) (after store.Row, again bo
 		return b.refused(ctx, h, err)
 	case err != nil:
 		return after, false, err
+	case conn.Conn().PgConn().IsBusy():
+		return after, false, errors.New("the work left the rows of a query, or the results of a batch, open: close them before it returns")
 	case status == 'E':
 		return after, false, errors.New("a statement of the transaction failed, but the work returned no error")
 	case status != 'T':

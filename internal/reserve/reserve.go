@@ -111,7 +111,7 @@ func (r *Reserve) Acquire(ctx context.Context, limit time.Duration) (*pgxpool.Co
 	defer cancel()
 	conn, err := r.pool.Acquire(limited)
 	if err != nil && limited.Err() != nil && ctx.Err() == nil {
-		return nil, r.exhausted(err)
+		return nil, fmt.Errorf("%w (one is kept free for heartbeats; an open query, such as that of FromRows, holds another)", r.exhausted(err))
 	}
 	return conn, err
 }

@@ -26,13 +26,16 @@ func (s *Store) Begin(ctx context.Context, conn *pgx.Conn, name string, limit ti
 // commit, so nobody can change the run before it. Under READ COMMITTED a run that
 // was changed meanwhile gives no row, under stricter levels 40001.
 //
-// $7 is the name that Begin gave the transaction.
+// $7 is the name that Begin gave the transaction. Outside a transaction it would
+// hold nothing: one that has written has an id before; of one without, the next
+// statement tells (sameSQL).
 const fenceSQL = `
 WITH bound AS MATERIALIZED (
-  SELECT set_config('lock_timeout', $5::text, true), set_config('idle_in_transaction_session_timeout', $6::text, true),
+  SELECT pg_current_xact_id_if_assigned() IS NOT NULL AS written,
+    set_config('lock_timeout', $5::text, true), set_config('idle_in_transaction_session_timeout', $6::text, true),
     ` + durable + `, pg_advisory_xact_lock_shared(` + keyLock + `)
 )
-SELECT` + markColumns + `
+SELECT` + markColumns + `, bound.written
 FROM bound
 CROSS JOIN batch_job_run AS r
 WHERE r.job_key = $1::text
@@ -49,7 +52,7 @@ WITH bound AS MATERIALIZED (
   SELECT set_config('lock_timeout', $5::text, true), set_config('idle_in_transaction_session_timeout', $6::text, true),
     ` + durable + `, pg_advisory_xact_lock(` + keyLock + `)
 )
-SELECT` + markColumns + `
+SELECT` + markColumns + `, true
 FROM bound
 CROSS JOIN batch_job_run AS r
 WHERE r.job_key = $1::text
@@ -64,19 +67,8 @@ const markColumns = `
   pg_current_xact_id()::text, extract(epoch FROM pg_postmaster_start_time())::text, extract(epoch FROM clock_timestamp())::text,
   coalesce(current_setting('jobrun.transaction', true), '') = $7::text`
 
-// heldSQL, the statement after a fence, tells whether it is in the same
-// transaction, and whether that holds the run row by its own id: what a savepoint
-// has locked goes with a ROLLBACK TO. A lock beside others is a member of a
-// multixact; what is none makes pg_get_multixact_members fail with XX000.
-const heldSQL = `
-SELECT coalesce(pg_current_xact_id_if_assigned()::text = $2::text, false),
-  coalesce((
-    SELECT CASE WHEN r.xmax = pg_current_xact_id_if_assigned()::xid THEN true
-      ELSE EXISTS (SELECT FROM pg_get_multixact_members(r.xmax) AS m WHERE m.xid = pg_current_xact_id_if_assigned()::xid) END
-    FROM batch_job_run AS r
-    WHERE r.job_key = $1::text
-      AND pg_current_xact_id_if_assigned()::text = $2::text
-  ), false)`
+// sameSQL tells whether a statement belongs to the transaction of an id.
+const sameSQL = `SELECT coalesce(pg_current_xact_id_if_assigned()::text = $1::text, false)`
 
 // Mark names a transaction, so that its fate can be asked for when the answer to
 // its COMMIT is lost.
@@ -89,11 +81,8 @@ type Mark struct {
 // ErrNoTransaction says that a fence was called outside a transaction.
 var ErrNoTransaction error = Refusal("the fence needs an open transaction, which it protects until the commit: this is none")
 
-// ErrSavepoint says that a fence was called inside a savepoint.
-var ErrSavepoint error = Refusal("the fence needs the outermost transaction, not a savepoint: ROLLBACK TO would release what it has locked")
-
 // ErrAnotherTransaction says that the work ended its transaction and began another.
-var ErrAnotherTransaction error = Refusal("the work ended its transaction itself and began another: what it did before is not protected by the lease")
+var ErrAnotherTransaction error = Refusal("the work ended its transaction itself and began another (or reset its settings): what it did before is not protected by the lease")
 
 func fenceArgs(row Row, name string, lock, idle time.Duration) []any {
 	return []any{row.Key, int64(row.Attempt), row.Token, row.Worker, millis(lock), millis(idle), name}
@@ -113,7 +102,9 @@ func (s *Store) Seal(ctx context.Context, tx DB, row Row, name string, lock, idl
 func marked(ctx context.Context, tx DB, sql string, args []any) (mark Mark, found bool, err error) {
 	same := false
 	rows, err := tx.Query(ctx, sql, args...)
-	mark, found, err = one(rows, err, func(r pgx.CollectableRow) (m Mark, err error) { return m, r.Scan(&m.ID, &m.Server, &m.At, &same) })
+	mark, found, err = one(rows, err, func(r pgx.CollectableRow) (m Mark, err error) {
+		return m, r.Scan(&m.ID, &m.Server, &m.At, &same, new(bool))
+	})
 	if err == nil && found && !same {
 		err = ErrAnotherTransaction
 	}
@@ -133,19 +124,13 @@ func (s *Store) FenceTheirs(ctx context.Context, tx DB, row Row, lock, idle time
 // fenceTheirs fences a transaction, whichever way it is queried.
 func (s *Store) fenceTheirs(query func(into []any, sql string, args ...any) (bool, error), row Row, lock, idle time.Duration) (bool, error) {
 	var id, ignored string
-	found, err := query([]any{&id, &ignored, &ignored, new(bool)}, s.fence, fenceArgs(row, "", lock, idle)...)
-	if err != nil || !found {
+	written, same := false, false
+	found, err := query([]any{&id, &ignored, &ignored, new(bool), &written}, s.fence, fenceArgs(row, "", lock, idle)...)
+	if err != nil || !found || written {
 		return found, err
 	}
-	same, held := false, false
-	_, err = query([]any{&same, &held}, s.held, row.Key, id)
-	switch {
-	case Code(err) == "XX000":
-		err = fmt.Errorf("%w (%w)", ErrSavepoint, err)
-	case err == nil && !same:
+	if _, err = query([]any{&same}, sameSQL, id); err == nil && !same {
 		err = ErrNoTransaction
-	case err == nil && !held:
-		err = ErrSavepoint
 	}
 	return found, err
 }
@@ -182,7 +167,8 @@ func queryOne(ctx context.Context, tx SQLTx, query string, args []any, into ...a
 const fateSQL = `
 SELECT coalesce(pg_xact_status($1::text::xid8), ''),
   extract(epoch FROM pg_postmaster_start_time())::text = $2::text
-    AND coalesce(extract(epoch FROM pg_stat_get_bgwriter_stat_reset_time()) < $3::text::numeric, true)`
+    AND (pg_xact_status($1::text::xid8) = 'in progress'
+      OR coalesce(extract(epoch FROM pg_stat_get_bgwriter_stat_reset_time()) < $3::text::numeric, true))`
 
 // Fate returns "committed", "aborted", "in progress", or "" when this server
 // cannot know.
