@@ -7,9 +7,11 @@ import (
 	"log"
 	"log/slog"
 	"slices"
+	"strconv"
 	"testing"
 	"time"
 
+	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/robfig/cron/v3"
 
@@ -263,4 +265,65 @@ func (t *exampleT) end() {
 	for _, f := range slices.Backward(t.cleanups) {
 		f()
 	}
+}
+
+// Each order is paid once, whatever happens in between.
+func ExampleEach() {
+	var pool *pgxpool.Pool
+	type order struct{ ID, Amount int64 }
+	job := jobrun.Job{Name: "payouts", Func: func(ctx context.Context, run *jobrun.Run) error {
+		rows, err := pool.Query(ctx, `SELECT order_id, amount FROM orders WHERE paid_on = $1`, run.Date())
+		orders := jobrun.FromRows(rows, err, pgx.RowToStructByPos[order])
+		_, err = jobrun.Each(ctx, run, orders,
+			func(o order) string { return strconv.FormatInt(o.ID, 10) },
+			func(ctx context.Context, tx pgx.Tx, o order) error {
+				_, err := tx.Exec(ctx, `INSERT INTO payout (order_id, amount) VALUES ($1, $2)`, o.ID, o.Amount)
+				return err
+			}, nil)
+		return err
+	}}
+	_ = job
+}
+
+// A step that must happen once, in however many attempts.
+func ExampleRun_Once() {
+	job := jobrun.Job{Name: "close-day", Func: func(ctx context.Context, run *jobrun.Run) error {
+		ran, err := run.Once(ctx, "booking", func(tx pgx.Tx) error {
+			_, err := tx.Exec(ctx, `INSERT INTO booking (day) VALUES ($1)`, run.Date())
+			return err
+		})
+		run.Logger().Info("booked", "now", ran)
+		return err
+	}}
+	_ = job
+}
+
+// The work and SUCCEEDED in one commit.
+func ExampleRun_Complete() {
+	job := jobrun.Job{Name: "close-day", Func: func(ctx context.Context, run *jobrun.Run) error {
+		return run.Complete(ctx, func(tx pgx.Tx) error {
+			_, err := tx.Exec(ctx, `UPDATE day SET closed = true WHERE day = $1`, run.Date())
+			return err
+		})
+	}}
+	_ = job
+}
+
+// A stream that goes on where the attempt before stopped.
+func ExampleRun_Checkpoint() {
+	var archive func(ctx context.Context, tx pgx.Tx, after int64) (last int64, err error)
+	job := jobrun.Job{Name: "archive", Func: func(ctx context.Context, run *jobrun.Run) error {
+		var last int64
+		if _, err := run.Checkpoint(ctx, &last); err != nil {
+			return err
+		}
+		return run.Tx(ctx, func(tx pgx.Tx) error {
+			next, err := archive(ctx, tx, last)
+			if err != nil {
+				return err
+			}
+			return run.SetCheckpoint(ctx, tx, next)
+		})
+	}}
+	_ = job
 }
