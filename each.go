@@ -41,48 +41,16 @@ type EachResult struct {
 	Failed      int64
 }
 
-// ItemError is an item that failed.
-type ItemError struct {
-	Item string
-	Err  error // a *PanicError if fn panicked
-}
-
-// ItemsError is what Each returns when items failed and nothing else went wrong.
-// It does not unwrap to the items' errors, so that one item's Permanent does not
-// decide about the run.
-type ItemsError struct {
-	EachResult
-	Stopped bool        // EachOptions.MaxFailures was reached: items may be left that nobody has read, and the run cannot succeed
-	First   []ItemError // the first failures, at most 10; FailedItems lists all
-}
-
-func (e *ItemsError) Error() string {
-	var b strings.Builder
-	fmt.Fprintf(&b, "%d of %d items failed", e.Failed, e.Done+e.AlreadyDone+e.Failed)
-	if e.Stopped {
-		b.WriteString(", stopped at the limit of failures")
-	}
-	for i, f := range e.First {
-		sep := "; "
-		if i == 0 {
-			sep = ": "
-		}
-		fmt.Fprintf(&b, "%s%.200q: %.400s", sep, f.Item, errorText(f.Err))
-	}
-	if more := e.Failed - int64(len(e.First)); more > 0 {
-		fmt.Fprintf(&b, "; and %d more", more)
-	}
-	return b.String()
-}
-
 // Each calls fn once for every item whose key is not in the run's ledger, and
 // enters it there in the same transaction: what fn writes through tx takes effect
 // exactly once per item and run, across crashes, retries and re-runs. Items are
 // done in chunks, one transaction like Tx's for each, in the order in which they
-// come; two items with one key take effect once. So a second Each of the same run
-// over the same keys does nothing: set EachOptions.Step in each. Memory does not grow with their
-// number. Done and failed items are added to AddProcessed and AddFailed as they
-// are committed.
+// come; memory does not grow with their number. Done and failed items are added to
+// AddProcessed and AddFailed as they are committed.
+//
+// The ledger is the run's: two items with one key take effect once, and a second
+// Each over the same keys does nothing unless EachOptions.Step tells them apart. It
+// logs a warning when it passes over items in a run's first attempt.
 //
 // If fn returns an error or panics, its chunk is rolled back and the items of the
 // chunk are done one by one, each in a transaction of its own, so that only the
@@ -92,31 +60,30 @@ func (e *ItemsError) Error() string {
 // Options.Lease: the server ends a transaction whose process is silent for longer,
 // and with it Each.
 //
-// A failure is noted in the ledger with its
-// text, Each goes on, and returns an [*ItemsError] at the end; return it, and the
-// run is FAILED and the next attempt tries those items again. With an ItemsError
-// that is not returned, the run can succeed.
+// A failure is noted in the ledger with its text, Each goes on, and returns an
+// [*ItemsError] at the end; return it, and the run is FAILED and the next attempt
+// tries those items again. With an ItemsError that is not returned, the run can
+// succeed. A run whose Each ended before the last item cannot, whatever the
+// function returns, unless a further Each of the same Step has come to its end.
+//
+// Every error that is not an item's ends Each at once, and no item is marked failed
+// for it: the lease is lost (ErrLeaseLost), ctx ended, items yielded an error or an
+// item with a bad key ([*InvalidError]; see Once), the connection broke or could
+// not be had, or the server answered with SQLSTATE 40001 or 40P01 to the last try,
+// 55P03 (a lock could not be had; for the items themselves the error names the
+// sessions that hold them), 25006, 25P03, 25P04, 26000, 42P05 or class 08, 53, 57
+// or 58. The error names the first item of the transaction that it ended. A context
+// of fn's own that ends is the item's failure, also when it breaks the connection.
+// What was committed before stays done. Each ends when the next item comes: a
+// sequence that waits for items has to look at ctx.
 //
 // A chunk waits for a connection of the Runner's pool, and for a lock, at most
-// Options.Lease (for the connection 30 s if that is less); then Each ends.
-//
-// Each logs a warning when it passes over items in a run's first attempt: they have
-// the key of another item, or of another Each or Once.
-//
-// Every other error ends Each at once, and no item is marked failed for it: the
-// lease is lost (ErrLeaseLost), ctx ended, items yielded an error or an item with
-// a bad key ([*InvalidError]; see Once), the connection broke, or the server
-// answered with SQLSTATE 40001 or 40P01 to the last try, 55P03 (a lock could not
-// be had; for the items themselves the error names the sessions that hold them),
-// 25006, 25P03, 25P04, 26000, 42P05 or class 08, 53, 57 or 58. The error names the first item of
-// the transaction that it ended. (A context of fn's own that ends is the item's
-// failure, also when it breaks the connection.) What was committed before stays done. It ends
-// when the next item comes: a sequence that waits for items has to look at ctx.
+// Options.Lease (for the connection 30 s if that is less).
 //
 // fn must not use tx from other goroutines, nor end the transaction, and should
 // take no connection of the pool: what it writes there is not the item's, and when
-// all connections do the same they wait for each other. With
-// EachOptions.Parallel it is called from several goroutines at once.
+// all connections do the same they wait for each other. With EachOptions.Parallel
+// it is called from several goroutines at once.
 func Each[T any](ctx context.Context, run *Run, items iter.Seq2[T, error], key func(T) string, fn func(ctx context.Context, tx pgx.Tx, item T) error, opts *EachOptions) (EachResult, error) {
 	var chunk func(context.Context, pgx.Tx, []T) error
 	if fn != nil {
@@ -429,53 +396,4 @@ func (e *each) result() (EachResult, error) {
 	}
 	e.run.leftUnread(e.opts.Step, unread)
 	return e.res, err
-}
-
-// FromSlice yields the elements of a slice.
-func FromSlice[T any](s []T) iter.Seq2[T, error] {
-	return func(yield func(T, error) bool) {
-		for _, v := range s {
-			if !yield(v, nil) {
-				return
-			}
-		}
-	}
-}
-
-// FromRows yields the rows of a query as it is read, and closes it:
-//
-//	rows, err := pool.Query(ctx, sql)
-//	orders := jobrun.FromRows(rows, err, pgx.RowToStructByName[Order])
-//
-// It can be read once, and must be within the session's statement_timeout.
-// The open query holds a connection beside those that Each works with: if it is
-// one of the Runner's pool, that pool needs 3 and one more for each further
-// parallel chunk; else Each ends with an error that says so.
-func FromRows[T any](rows pgx.Rows, err error, scan pgx.RowToFunc[T]) iter.Seq2[T, error] {
-	read := false
-	return func(yield func(T, error) bool) {
-		var none T
-		switch {
-		case err != nil:
-			yield(none, err)
-			return
-		case rows == nil || scan == nil:
-			yield(none, &InvalidError{"rows or scan", nil, "both"})
-			return
-		case read:
-			yield(none, errors.New("the rows were read before: make the query again"))
-			return
-		}
-		read = true
-		defer rows.Close()
-		for rows.Next() {
-			v, err := scan(rows)
-			if !yield(v, err) || err != nil {
-				return
-			}
-		}
-		if err := rows.Err(); err != nil {
-			yield(none, err)
-		}
-	}
 }

@@ -12,7 +12,10 @@
 //  4. The function runs, without any open transaction. Heartbeats prove it alive.
 //  5. Every later write names key, attempt and token and needs the status
 //     RUNNING: an attempt that was superseded can write nothing.
-//  6. The outcome is written once, repeated until it is certain; if it cannot be,
+//  6. What the function writes through [Run.Tx], [Run.Once], [Each] and
+//     [Run.Complete] is committed only while the attempt holds its run, and items
+//     that are done stay done.
+//  7. The outcome is written once, repeated until it is certain; if it cannot be,
 //     the row stays RUNNING. Age never starts a run again: a person decides.
 //
 // A [Runner] is safe for concurrent use, and so is every method of this package

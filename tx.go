@@ -7,7 +7,6 @@ import (
 	"reflect"
 	"strings"
 	"time"
-	"unicode/utf8"
 
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
@@ -285,67 +284,4 @@ var idempotency = uuid.MustParse("6f1d6a52-3f0b-4c0e-9d0a-5c6f3a1e7b84")
 // byte and the item, in the namespace 6f1d6a52-3f0b-4c0e-9d0a-5c6f3a1e7b84.
 func (r *Run) IdempotencyKey(item string) uuid.UUID {
 	return uuid.NewSHA1(idempotency, []byte(r.Key()+"\x00"+item))
-}
-
-// maxItem is how many bytes the key of an item may have: with the key of the run
-// it fits in an entry of a PostgreSQL index, at most 2704 bytes.
-const maxItem = 1024
-
-// validItem judges the key of an item.
-func validItem(field, item string) error {
-	if item == "" || len(item) > maxItem || strings.ContainsRune(item, 0) || !utf8.ValidString(item) {
-		return &InvalidError{field, item, fmt.Sprintf("1 to %d bytes of valid UTF-8 without NUL; these are %d bytes", maxItem, len(item))}
-	}
-	return nil
-}
-
-// FailedItem is an item of a run that failed and is not done.
-type FailedItem struct {
-	Item     string
-	Attempt  int       // the latest in which it failed
-	Failures int       // in how many attempts it failed
-	FailedAt time.Time // the latest time, by the database clock, in the business zone
-	Error    string    // of the latest failure, at most 8 KiB
-}
-
-// FailedItems lists the items that failed in Each and are not done yet, in the
-// byte order of their keys: the first limit (1 to 1000) after an item, "" for the
-// first page.
-func (r *Runner) FailedItems(ctx context.Context, key, after string, limit int) ([]FailedItem, error) {
-	if limit < 1 || limit > 1000 {
-		return nil, &InvalidError{"limit", limit, "1 to 1000"}
-	}
-	if store.CleanText(key) != key || store.CleanText(after) != after {
-		return nil, &InvalidError{"key or item", key + " " + after, "valid UTF-8 without NUL"}
-	}
-	var rows []store.FailedItem
-	err := r.read(ctx, func(ctx context.Context, s *store.Store) (err error) {
-		rows, err = s.FailedItems(ctx, r.pool, key, after, limit)
-		return err
-	})
-	if err != nil {
-		return nil, fmt.Errorf("failed items of %q: %w", key, err)
-	}
-	items := make([]FailedItem, len(rows))
-	for i, f := range rows {
-		items[i] = FailedItem{f.Item, f.Attempt, f.Failures, f.At.In(r.zone), f.Error}
-	}
-	return items, nil
-}
-
-// CountItems counts the items of a run that the ledger has as done, and those that
-// failed and are not done. Unlike the counts of a Record they are exact at this
-// moment, and of all attempts together. Its cost grows with their number.
-func (r *Runner) CountItems(ctx context.Context, key string) (done, failed int64, err error) {
-	if store.CleanText(key) != key {
-		return 0, 0, &InvalidError{"key", key, "valid UTF-8 without NUL"}
-	}
-	err = r.read(ctx, func(ctx context.Context, s *store.Store) (err error) {
-		done, failed, err = s.CountItems(ctx, r.pool, key)
-		return err
-	})
-	if err != nil {
-		return 0, 0, fmt.Errorf("items of %q: %w", key, err)
-	}
-	return done, failed, nil
 }
