@@ -136,8 +136,9 @@ func (r *Run) heldBy(ctx context.Context, err error, waited time.Duration) error
 // Complete is Tx and the end of the run in one commit: fn's writes and SUCCEEDED
 // happen together or not at all. fn may be nil. Under REPEATABLE READ and
 // SERIALIZABLE it must take less than Options.Lease/4, because a heartbeat in
-// between is a serialization failure. Afterwards the Runner writes nothing more: fences and further calls return ErrCompleted, and an error that
-// the function returns later is reported by Run but does not change the outcome.
+// between is a serialization failure. Afterwards the Runner writes nothing more:
+// fences and further calls return ErrCompleted, and an error that the function
+// returns later is reported by Run but does not change the outcome.
 func (r *Run) Complete(ctx context.Context, fn func(tx pgx.Tx) error) error {
 	if err := r.unfinished(nil); err != nil {
 		return err
