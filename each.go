@@ -115,6 +115,7 @@ func EachChunk[T any](ctx context.Context, run *Run, items iter.Seq2[T, error], 
 		return EachResult{}, err
 	}
 	defer e.wait()
+	run.leftUnread(e.opts.Step, errors.New("Each did not return")) // unless result says otherwise
 	var c chunk[T]
 	n := 0
 	for item, err := range items {

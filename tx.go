@@ -46,12 +46,12 @@ func (r *Run) Tx(ctx context.Context, fn func(tx pgx.Tx) error) error {
 }
 
 // Once calls fn in a transaction like Tx's (but with the session's isolation
-// level), unless the run's ledger says that the item is done. There is one ledger
-// per run: what Each has done under the same key is done. The item is entered in the ledger in the same transaction, so
-// that fn's writes take effect exactly once per run, across crashes, retries and
-// re-runs; its error rolls both back. ran reports whether this call committed
-// them. The item is any text of 1 to 1024 bytes without NUL that is valid UTF-8,
-// compared byte by byte; else an [*InvalidError].
+// level), unless the run's ledger says that the item is done. The item is entered
+// in the ledger in the same transaction, so that fn's writes take effect exactly
+// once per run, across crashes, retries and re-runs; its error rolls both back. ran
+// reports whether this call committed them. There is one ledger per run: what Each
+// has done under the same key is done. The item is any text of 1 to 1024 bytes
+// without NUL that is valid UTF-8, compared byte by byte; else an [*InvalidError].
 func (r *Run) Once(ctx context.Context, item string, fn func(tx pgx.Tx) error) (ran bool, err error) {
 	if fn == nil {
 		return false, &InvalidError{"fn", nil, "a function"}

@@ -263,9 +263,9 @@ func Nested(tx pgx.Tx) bool {
 }
 
 // HeldUp reports an error that is about the server, the connection or the lease
-// and says nothing about the work: it is marked by Ours, or SQLSTATE classes 53 (resources), 57 (operator
-// intervention) and 58 (system), lock timeouts, a read-only server, and what
-// passes, after all tries.
+// and says nothing about the work: it is marked by Ours, or its SQLSTATE is of
+// class 08 (connection), 53 (resources), 57 (operator intervention) or 58 (system),
+// that of a lock timeout or a read-only server, or of what passes, after all tries.
 func HeldUp(err error) bool {
 	switch code := store.Code(err); code {
 	case "40001", "40P01", "55P03", "25006", "25P03", "25P04",

@@ -38,11 +38,7 @@ WITH bound AS MATERIALIZED (
 SELECT` + markColumns + `, bound.written
 FROM bound
 CROSS JOIN batch_job_run AS r
-WHERE r.job_key = $1::text
-  AND r.attempt = $2::integer
-  AND r.token = $3::text::uuid
-  AND r.worker_id = $4::text
-  AND r.status || '' = 'RUNNING'
+WHERE ` + stillOurs + `
 FOR SHARE OF r`
 
 // sealSQL is fenceSQL for the transaction that ends the attempt itself: the
@@ -55,12 +51,17 @@ WITH bound AS MATERIALIZED (
 SELECT` + markColumns + `, true
 FROM bound
 CROSS JOIN batch_job_run AS r
-WHERE r.job_key = $1::text
-  AND r.attempt = $2::integer
-  AND r.token = $3::text::uuid
-  AND r.worker_id = $4::text
-  AND r.status || '' = 'RUNNING'
+WHERE ` + stillOurs + `
 FOR NO KEY UPDATE OF r`
+
+// stillOurs holds while a run r is RUNNING under the attempt, the token and the
+// worker of fenceArgs. The status is compared as an expression, so that the row is
+// reached by its key.
+const stillOurs = `r.job_key = $1::text
+    AND r.attempt = $2::integer
+    AND r.token = $3::text::uuid
+    AND r.worker_id = $4::text
+    AND r.status || '' = 'RUNNING'`
 
 // markColumns reads a Mark, and whether the transaction is the one of the name $7.
 const markColumns = `

@@ -60,11 +60,7 @@ WITH bound AS MATERIALIZED (
   SELECT r.job_key
   FROM bound
   CROSS JOIN batch_job_run AS r
-  WHERE r.job_key = $1::text
-    AND r.attempt = $2::integer
-    AND r.token = $3::text::uuid
-    AND r.worker_id = $4::text
-    AND r.status || '' = 'RUNNING'
+  WHERE ` + stillOurs + `
   FOR SHARE OF r
 )
 INSERT INTO batch_job_item_failure AS f
@@ -199,11 +195,7 @@ INSERT INTO batch_job_checkpoint AS c
   (job_key, attempt, value)
 SELECT r.job_key, r.attempt, $5::text::json
 FROM batch_job_run AS r
-WHERE r.job_key = $1::text
-  AND r.attempt = $2::integer
-  AND r.token = $3::text::uuid
-  AND r.worker_id = $4::text
-  AND r.status || '' = 'RUNNING'
+WHERE ` + stillOurs + `
 ON CONFLICT (job_key) DO UPDATE
 SET attempt = excluded.attempt, value = excluded.value, saved_at = excluded.saved_at
 RETURNING 1`
