@@ -55,7 +55,7 @@ func launch(ctx context.Context, bin string, acc account, opts Options) (*Server
 		return nil, fmt.Errorf("as %s: %w", acc.name, err)
 	}
 
-	s := &Server{opts: opts, cmd: cmd, pipe: write, lines: make(chan string)}
+	s := &Server{name: name, opts: opts, cmd: cmd, pipe: write, lines: make(chan string)}
 	running.Store(s, nil)
 	go func() {
 		defer close(s.lines)
@@ -64,7 +64,7 @@ func launch(ctx context.Context, bin string, acc account, opts Options) (*Server
 			s.lines <- scan.Text()
 		}
 	}()
-	if err := s.serve(ctx, name); err != nil {
+	if err := s.serve(ctx); err != nil {
 		s.stop.Do(s.shutdown)
 		return nil, err
 	}
@@ -114,7 +114,7 @@ var freePort = func() (int, error) {
 }
 
 // serve waits for the supervisor to have made the data directory, then tries ports until one serves.
-func (s *Server) serve(ctx context.Context, name string) error {
+func (s *Server) serve(ctx context.Context) error {
 	var said []string // what we do not understand is an error message
 	for ready := false; !ready; {
 		select {
@@ -141,7 +141,7 @@ func (s *Server) serve(ctx context.Context, name string) error {
 		if err != nil {
 			return err
 		}
-		up, err := s.serveAt(ctx, port, name)
+		up, err := s.serveAt(ctx, port)
 		if up || err != nil {
 			return err
 		}
@@ -150,7 +150,7 @@ func (s *Server) serve(ctx context.Context, name string) error {
 }
 
 // serveAt starts the server at the port and waits until it answers. It returns false if somebody else has the port.
-func (s *Server) serveAt(ctx context.Context, port int, name string) (bool, error) {
+func (s *Server) serveAt(ctx context.Context, port int) (bool, error) {
 	s.url = url.URL{
 		Scheme:   "postgres",
 		User:     url.User("postgres"),
@@ -165,7 +165,7 @@ func (s *Server) serveAt(ctx context.Context, port int, name string) (bool, erro
 	up := make(chan struct{}, 1)
 	var wait sync.WaitGroup
 	wait.Go(func() {
-		if s.answers(trying, name) {
+		if s.answers(trying) {
 			up <- struct{}{}
 		}
 	})
@@ -196,11 +196,11 @@ func (s *Server) serveAt(ctx context.Context, port int, name string) (bool, erro
 
 // answers connects again and again until our server, not another one that won the race for the port, accepts.
 // It returns false when the context is done.
-func (s *Server) answers(ctx context.Context, name string) bool {
+func (s *Server) answers(ctx context.Context) bool {
 	tick := time.NewTicker(10 * time.Millisecond)
 	defer tick.Stop()
 	for ctx.Err() == nil {
-		if cluster, err := clusterName(ctx, s.url.String()); err == nil && cluster == name {
+		if cluster, err := clusterName(ctx, s.url.String()); err == nil && cluster == s.name {
 			return true
 		}
 		select {

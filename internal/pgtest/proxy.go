@@ -3,9 +3,11 @@ package pgtest
 import (
 	"net"
 	"net/url"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/jackc/pgx/v5/pgconn"
 )
@@ -23,6 +25,7 @@ type Proxy struct {
 	mu         sync.Mutex
 	closed     bool
 	refuse     bool
+	delay      time.Duration
 	faults     []*fault
 	conns      map[*proxyConn]bool
 	cuts       int
@@ -44,22 +47,33 @@ type fault struct {
 	left  int
 }
 
-// NewProxy starts a proxy for the server of the URL, which must accept connections without TLS. It ends with the test.
+// NewProxy is StartProxy for a test, with which it ends.
 func NewProxy(t testing.TB, dbURL string) *Proxy {
 	t.Helper()
-	config, err := pgconn.ParseConfig(dbURL)
+	p, err := StartProxy(dbURL)
 	if err != nil {
 		t.Fatalf("pgtest: proxy: %v", err)
 	}
+	t.Cleanup(p.Close)
+	return p
+}
+
+// StartProxy starts a proxy for the server of the URL, which must accept connections without TLS. The caller calls
+// Close at the end.
+func StartProxy(dbURL string) (*Proxy, error) {
+	config, err := pgconn.ParseConfig(dbURL)
+	if err != nil {
+		return nil, err
+	}
 	u, err := url.Parse(dbURL)
 	if err != nil {
-		t.Fatalf("pgtest: proxy: %v", err)
+		return nil, err
 	}
 	p := &Proxy{conns: map[*proxyConn]bool{}, statements: map[string]int{}}
 	p.network, p.address = pgconn.NetworkAddress(config.Host, config.Port)
 	p.listener, err = net.Listen("tcp4", "127.0.0.1:0")
 	if err != nil {
-		t.Fatalf("pgtest: proxy: %v", err)
+		return nil, err
 	}
 	query := u.Query()
 	query.Set("sslmode", "disable")
@@ -67,8 +81,7 @@ func NewProxy(t testing.TB, dbURL string) *Proxy {
 	p.url = withoutParameters(u, "host", "port")
 
 	p.wait.Go(p.accept)
-	t.Cleanup(p.close)
-	return p
+	return p, nil
 }
 
 // URL returns the URL of the database through the proxy.
@@ -99,11 +112,14 @@ func (p *Proxy) Release() {
 	for c := range p.conns {
 		c.release()
 	}
-	for _, f := range p.faults {
-		if f.kind == hold {
-			f.left = 0
-		}
-	}
+	p.faults = slices.DeleteFunc(p.faults, func(f *fault) bool { return f.kind == hold })
+}
+
+// Disarm forgets the faults that have not struck.
+func (p *Proxy) Disarm() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.faults = nil
 }
 
 // Held returns how many connections are held now.
@@ -124,6 +140,13 @@ func (p *Proxy) RefuseNew(refuse bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.refuse = refuse
+}
+
+// Delay makes every message in either direction wait for d before it passes; 0: none does any more.
+func (p *Proxy) Delay(d time.Duration) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.delay = d
 }
 
 // CutAll closes all connections.
@@ -159,15 +182,19 @@ func (p *Proxy) Statements(match string) int {
 func (p *Proxy) arm(kind faultKind, match string, n int) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.faults = append(p.faults, &fault{kind, strings.ToLower(match), n})
+	if n > 0 {
+		p.faults = append(p.faults, &fault{kind, strings.ToLower(match), n})
+	}
 }
 
 // strike returns the fault that hits a message about the SQL, and uses it up. Only a message that executes the
 // statement can be cut after.
 func (p *Proxy) strike(sql string, executes bool) faultKind {
-	for _, f := range p.faults {
-		if f.left > 0 && (executes || f.kind != cutAfter) && matches(sql, f.match) {
-			f.left--
+	for i, f := range p.faults {
+		if (executes || f.kind != cutAfter) && matches(sql, f.match) {
+			if f.left--; f.left == 0 {
+				p.faults = slices.Delete(p.faults, i, i+1)
+			}
 			return f.kind
 		}
 	}
@@ -239,7 +266,8 @@ func (p *Proxy) refuses() bool {
 	return p.refuse || p.closed
 }
 
-func (p *Proxy) close() {
+// Close closes all connections and ends the proxy.
+func (p *Proxy) Close() {
 	p.mu.Lock()
 	p.closed = true
 	for c := range p.conns {

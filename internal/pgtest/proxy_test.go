@@ -288,6 +288,29 @@ func TestLargeMessagesPass(t *testing.T) {
 	}
 }
 
+func TestDelayAndDisarm(t *testing.T) {
+	t.Parallel()
+	_, p, pool := throughProxy(t, pgx.QueryExecModeSimpleProtocol)
+	p.CutAfter("select 1")
+	p.CutBeforeN("select 1", 3)
+	p.Disarm()
+	slow := func() time.Duration {
+		t.Helper()
+		begin := time.Now()
+		if _, err := pool.Exec(t.Context(), "SELECT 1"); err != nil {
+			t.Fatal(err)
+		}
+		return time.Since(begin)
+	}
+	slow()
+	p.Delay(100 * time.Millisecond) // there and back
+	if took := slow(); took < 200*time.Millisecond {
+		t.Errorf("the answer took only %s", took)
+	}
+	p.Delay(0)
+	slow()
+}
+
 func waitFor(t *testing.T, what string, ok func() bool) {
 	t.Helper()
 	for deadline := time.Now().Add(60 * time.Second); !ok(); time.Sleep(5 * time.Millisecond) {

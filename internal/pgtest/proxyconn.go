@@ -9,6 +9,7 @@ import (
 	"io"
 	"net"
 	"strings"
+	"time"
 )
 
 // Codes that stand in place of a protocol version in the first message of a connection.
@@ -51,6 +52,16 @@ func (c *proxyConn) release() {
 	}
 }
 
+// waitDelayed waits as long as every message does.
+func (c *proxyConn) waitDelayed() {
+	c.proxy.mu.Lock()
+	delay := c.proxy.delay
+	c.proxy.mu.Unlock()
+	if delay > 0 {
+		time.Sleep(delay)
+	}
+}
+
 // waitHeld returns when nothing holds the connection.
 func (c *proxyConn) waitHeld() {
 	c.proxy.mu.Lock()
@@ -68,6 +79,7 @@ func (c *proxyConn) fromClient() error {
 	}
 	for {
 		msg, err := readMessage(r)
+		c.waitDelayed()
 		c.waitHeld() // before the end of the client, too
 		if err != nil {
 			return err
@@ -180,6 +192,7 @@ func (c *proxyConn) fromServer() error {
 	r := bufio.NewReader(c.server)
 	for answered := 0; ; {
 		msg, err := readMessage(r)
+		c.waitDelayed()
 		c.waitHeld()
 		if err != nil {
 			return err

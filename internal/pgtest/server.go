@@ -42,8 +42,9 @@ type Server struct {
 	opts Options
 
 	// The rest is zero for a server that was running already.
+	name  string // its cluster_name
 	dir   string
-	pid   int
+	pid   int // of the postmaster; 0: it does not run
 	cmd   *exec.Cmd
 	pipe  *os.File    // to the supervisor; its end is the order to stop
 	lines chan string // from the supervisor; closed when it has ended
