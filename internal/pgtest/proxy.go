@@ -1,6 +1,7 @@
 package pgtest
 
 import (
+	"maps"
 	"net"
 	"net/url"
 	"slices"
@@ -29,6 +30,7 @@ type Proxy struct {
 	faults     []*fault
 	conns      map[*proxyConn]bool
 	cuts       int
+	struck     map[string]int // "cut before", "cut after" or "hold", a space and the match => times
 	statements map[string]int // SQL in lower case => executions that were forwarded
 }
 
@@ -40,6 +42,8 @@ const (
 	cutAfter
 	hold
 )
+
+func (k faultKind) String() string { return [...]string{"none", "cut before", "cut after", "hold"}[k] }
 
 type fault struct {
 	kind  faultKind
@@ -69,7 +73,7 @@ func StartProxy(dbURL string) (*Proxy, error) {
 	if err != nil {
 		return nil, err
 	}
-	p := &Proxy{conns: map[*proxyConn]bool{}, statements: map[string]int{}}
+	p := &Proxy{conns: map[*proxyConn]bool{}, struck: map[string]int{}, statements: map[string]int{}}
 	p.network, p.address = pgconn.NetworkAddress(config.Host, config.Port)
 	p.listener, err = net.Listen("tcp4", "127.0.0.1:0")
 	if err != nil {
@@ -165,6 +169,14 @@ func (p *Proxy) Cuts() int {
 	return p.cuts
 }
 
+// Struck returns how often each fault that was armed has struck, by its kind ("cut before", "cut after", "hold"), a space
+// and its match in lower case.
+func (p *Proxy) Struck() map[string]int {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return maps.Clone(p.struck)
+}
+
 // Statements returns how many executions of matching statements have been passed on to the server.
 func (p *Proxy) Statements(match string) int {
 	match = strings.ToLower(match)
@@ -195,6 +207,7 @@ func (p *Proxy) strike(sql string, executes bool) faultKind {
 			if f.left--; f.left == 0 {
 				p.faults = slices.Delete(p.faults, i, i+1)
 			}
+			p.struck[f.kind.String()+" "+f.match]++
 			return f.kind
 		}
 	}

@@ -309,6 +309,13 @@ func TestDelayAndDisarm(t *testing.T) {
 	}
 	p.Delay(0)
 	slow()
+	if len(p.Struck()) != 0 {
+		t.Errorf("struck: %v", p.Struck())
+	}
+	p.CutAfter("Select 1")
+	if _, err := pool.Exec(t.Context(), "SELECT 1"); err == nil || p.Struck()["cut after select 1"] != 1 {
+		t.Errorf("%v, struck: %v", err, p.Struck())
+	}
 }
 
 func waitFor(t *testing.T, what string, ok func() bool) {
