@@ -56,6 +56,56 @@ func TestNeighbourThatTakesARunOverIsNotEndedByUs(t *testing.T) {
 	}
 }
 
+// An attempt whose run plain SQL has taken away, or whose row it has deleted, does
+// not stay open in the history for ever: the next action or re-claim closes it.
+func TestAttemptThatLostItsRowIsClosed(t *testing.T) {
+	t.Parallel()
+	for name, taken := range map[string]string{
+		"taken over": `UPDATE batch_job_run SET status = 'RUNNING', started_at = now(), worker_id = 'node-1' WHERE job_key = $1`,
+		"deleted":    `DELETE FROM batch_job_run WHERE job_key = $1`,
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			db := pgtest.New(t)
+			r := newRunner(t, db.Pool, jobrun.Options{})
+			first := launch(t, t.Context(), r, jobrun.Job{Name: "daily"})
+			key := first.run.Key()
+			exec(t, db.Pool, taken, key)
+			if name == "deleted" {
+				second := launch(t, t.Context(), r, jobrun.Job{Name: "daily"})
+				if _, err := first.end(t, nil); !errors.Is(err, jobrun.ErrLeaseLost) {
+					t.Errorf("the first attempt: %v", err)
+				}
+				second.tell <- errors.New("bank closed")
+				<-second.done
+			} else {
+				if _, err := first.end(t, nil); !errors.Is(err, jobrun.ErrLeaseLost) {
+					t.Errorf("the first attempt: %v", err)
+				}
+				if _, err := r.MarkFailed(t.Context(), recordOf(t, r, key), forced); err != nil {
+					t.Fatal(err)
+				}
+			}
+			if _, err := r.ApproveRerun(t.Context(), recordOf(t, r, key), operator); err != nil {
+				t.Fatal(err)
+			}
+			if row := query[string](t, db.Pool, `
+				SELECT concat_ws(' ', outcome, ended_by, finished_at >= heartbeat_at)
+				FROM batch_job_attempt
+				WHERE attempt = 1`); row != "FAILED OUTSIDE t" {
+				t.Errorf("the first attempt's row: %s", row)
+			}
+			history, err := r.History(t.Context(), key)
+			if err != nil || history[0].Attempt != 1 || history[0].Outcome != jobrun.Failed || history[0].Error != "changed outside jobrun" || history[0].FinishedAt.IsZero() {
+				t.Errorf("history: %+v, %v", history, err)
+			}
+			if n := query[int](t, db.Pool, `SELECT count(*)::int FROM batch_job_attempt WHERE finished_at IS NULL`); n != 0 {
+				t.Errorf("%d attempts are open", n)
+			}
+		})
+	}
+}
+
 func TestNeighboursRerunIsJudgedByItsOwnStart(t *testing.T) {
 	t.Parallel()
 	db := pgtest.New(t)

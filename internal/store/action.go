@@ -49,9 +49,9 @@ WITH bound AS MATERIALIZED (
   FOR NO KEY UPDATE OF a
 )`
 
-// actSQL closes or writes the attempt's row, and notes the action, of the rows in
-// act, which a statement defines between seenSQL and this.
-const actSQL = `, settled AS (
+// actSQL closes or writes the attempt's row, closes others that were left open, and
+// notes the action, of the rows in act, which a statement defines between seenSQL and this.
+var actSQL = `, settled AS (
   INSERT INTO batch_job_attempt AS a
     (job_key, attempt, token, worker_id, started_at, finished_at, outcome, ended_by, error_message)
   SELECT job_key, number, token, worker_id, started_at, coalesce(finished_at, greatest(now, started_at)), outcome, ended_by,
@@ -61,7 +61,7 @@ const actSQL = `, settled AS (
   SET finished_at = excluded.finished_at, outcome = excluded.outcome, ended_by = excluded.ended_by,
     error_message = excluded.error_message
   WHERE a.finished_at IS NULL
-), noted AS (
+)` + leftOpen("act") + `, noted AS (
   INSERT INTO batch_job_action
     (token, job_key, attempt, action, acted_by, reason, forced, reset_items, previous_status)
   SELECT $7::text::uuid, job_key, number, $8::text, $9::text, $10::text, $11::boolean, $12::boolean, status
@@ -75,7 +75,7 @@ LEFT JOIN batch_job_attempt AS a
   ON ` + sameAttempt
 
 // markFailedSQL ends a RUNNING run, unless its attempt is alive and force is off.
-const markFailedSQL = seenSQL + `, act AS MATERIALIZED (
+var markFailedSQL = seenSQL + `, act AS MATERIALIZED (
   SELECT old.*, 'FAILED' AS outcome, 'PERSON' AS ended_by, $13::text AS outcome_text
   FROM old
   LEFT JOIN attempt ON true
@@ -109,12 +109,12 @@ const resetSQL = `, items AS (
 
 // approveSQL allows one more execution of a run that has ended: FAILED or
 // SKIPPED, SUCCEEDED only with force, and no approval is pending.
-const approveSQL = approvableSQL + approvedSQL
+var approveSQL = approvableSQL + approvedSQL
 
 // approveResetSQL does so and makes it a run that has done nothing yet.
-const approveResetSQL = approvableSQL + resetSQL + approvedSQL
+var approveResetSQL = approvableSQL + resetSQL + approvedSQL
 
-const approvableSQL = seenSQL + `, act AS MATERIALIZED (
+var approvableSQL = seenSQL + `, act AS MATERIALIZED (
   SELECT old.*, old.status AS outcome, 'OUTSIDE' AS ended_by, old.error_message AS outcome_text
   FROM old
   LEFT JOIN attempt ON true
@@ -134,7 +134,7 @@ const approvedSQL = `, done AS (
 )` + afterSQL
 
 // skipFailedSQL makes a FAILED run without a pending approval SKIPPED.
-const skipFailedSQL = seenSQL + `, act AS MATERIALIZED (
+var skipFailedSQL = seenSQL + `, act AS MATERIALIZED (
   SELECT old.*, old.status AS outcome, 'OUTSIDE' AS ended_by, old.error_message AS outcome_text
   FROM old
   LEFT JOIN attempt ON true

@@ -98,12 +98,26 @@ const lastAttempt = `
     SELECT coalesce(max(h.attempt), 0) AS attempt FROM batch_job_attempt AS h WHERE h.job_key = $1::text
   ) AS last`
 
+// leftOpen closes the key's other attempts that are still open: plain SQL has taken
+// their run away, or deleted its row, and nobody can have noted when. They lived
+// until their last sign of life, or until the run row's attempt started.
+func leftOpen(from string) string {
+	return `, left_open AS (
+  UPDATE batch_job_attempt AS a
+  SET finished_at = greatest(a.heartbeat_at, ` + from + `.started_at, a.started_at), outcome = 'FAILED', ended_by = 'OUTSIDE'
+  FROM ` + from + `
+  WHERE a.job_key = ` + from + `.job_key
+    AND a.attempt <> ` + from + `.number
+    AND a.finished_at IS NULL
+)`
+}
+
 // reclaimSQL is a compare-and-set: it takes the run over only if it still has the
 // attempt, token and worker that the caller saw, and is due or approved now. It locks
 // the run row (FOR NO KEY UPDATE, waiting at most lock_timeout), then the
 // attempt rows. Before the row changes, the attempt that it describes is
 // written down or closed: another program may have made or ended it.
-const reclaimSQL = `
+var reclaimSQL = `
 WITH bound AS MATERIALIZED (
   SELECT set_config('lock_timeout', $3::text, true), ` + durable + `
 ), old AS (
@@ -131,7 +145,7 @@ WITH bound AS MATERIALIZED (
   SET finished_at = excluded.finished_at, outcome = excluded.outcome, ended_by = excluded.ended_by,
     error_message = excluded.error_message
   WHERE a.finished_at IS NULL
-), claimed AS (
+)` + leftOpen("old") + `, claimed AS (
   UPDATE batch_job_run AS r
   SET status = 'RUNNING', started_at = clock_timestamp(), finished_at = NULL, error_message = NULL,
     worker_id = $2::text, token = $7::text::uuid, attempt = 1 + greatest(old.number, old.highest),
