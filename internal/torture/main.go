@@ -1,0 +1,467 @@
+//go:build unix
+
+package main
+
+import (
+	"context"
+	_ "embed"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"log/slog"
+	"math/rand/v2"
+	"os"
+	"os/signal"
+	"path/filepath"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"time"
+	_ "time/tzdata"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/seed-ccb5b62c/jobrun"
+	"github.com/seed-ccb5b62c/jobrun/internal/pgtest"
+	"github.com/seed-ccb5b62c/jobrun/internal/torture/checker"
+)
+
+//go:embed tables.sql
+var tables string
+
+var seoul = func() *time.Location {
+	zone, err := time.LoadLocation("Asia/Seoul")
+	if err != nil {
+		panic(err) // time/tzdata has it
+	}
+	return zone
+}()
+
+func main() {
+	if text := os.Getenv(workerVariable); text != "" {
+		os.Exit(runWorker(text))
+	}
+	os.Exit(command(os.Args[1:], os.Stdout, os.Stderr))
+}
+
+// Exit codes of the command.
+const (
+	sound     = 0
+	violated  = 1
+	usage     = 2
+	notJudged = 3 // it could not come to a verdict
+)
+
+func command(args []string, out, errOut io.Writer) int {
+	flags := flag.NewFlagSet("torture", flag.ContinueOnError)
+	flags.SetOutput(errOut)
+	seed := flags.Uint64("seed", rand.Uint64N(1_000_000), "draws the faults and what the jobs do; the moments differ from run to run all the same")
+	duration := flags.Duration("time", 2*time.Minute, "how long the faults go on; the end of all runs and the check come after it")
+	instances := flags.Int("instances", 4, "worker processes at a time")
+	list := flags.String("faults", "all", "what goes wrong: all, none, cut, or names with commas: "+strings.Join(faultNames(), ", "))
+	pause := flags.Duration("pause", 120*time.Millisecond, "between faults, on average")
+	every := flags.Duration("every", 200*time.Millisecond, "after which each job has a new date to run")
+	quick := flags.Bool("quick", false, "check once, when the faults end, and leave out the end of all runs")
+	keep := flags.Bool("keep", false, "leave the server and its tables for a look, and say where")
+	withMutants := flags.Bool("mutants", false, "damage the library in known ways, one after the other, and see whether the checker finds it")
+	flags.Usage = func() {
+		fmt.Fprintf(errOut, "go run ./internal/torture [flags]\n\nRuns worker processes against a PostgreSQL of its own, breaks everything that can break, and checks\nwhat is in the tables afterwards. Exit code 0: no rule is violated; 1: one is; 2: usage; 3: no verdict.\n\n")
+		flags.PrintDefaults()
+	}
+	switch err := flags.Parse(args); {
+	case errors.Is(err, flag.ErrHelp):
+		return sound
+	case err != nil:
+		return usage
+	case flags.NArg() > 0:
+		fmt.Fprintf(errOut, "unexpected argument %q\n", flags.Arg(0))
+		return usage
+	}
+	picked, people, err := chosen(*list)
+	switch {
+	case err != nil:
+	case *duration < time.Second:
+		err = fmt.Errorf("-time is %s; allowed: 1s or more", *duration)
+	case *instances < 1 || *instances > 20:
+		err = fmt.Errorf("-instances is %d; allowed: 1 to 20", *instances)
+	case *pause < time.Millisecond || *every < 10*time.Millisecond:
+		err = errors.New("-pause has to be 1ms or more, -every 10ms or more")
+	}
+	if err != nil {
+		fmt.Fprintln(errOut, err)
+		return usage
+	}
+	if *withMutants {
+		return runMutants(out, *seed)
+	}
+	t := &torture{
+		out: out, seed: *seed, duration: *duration, every: *every, pause: *pause, disturbing: people, keep: *keep,
+		draws: rand.New(rand.NewPCG(*seed, 1)), counts: map[string]int{},
+	}
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	defer stop()
+	code, err := t.run(ctx, *instances, picked, !*quick)
+	if err != nil {
+		fmt.Fprintln(errOut, "no verdict:", err)
+	}
+	return code
+}
+
+// torture is one run of the command.
+type torture struct {
+	out         io.Writer
+	seed        uint64
+	duration    time.Duration
+	every       time.Duration
+	pause       time.Duration
+	keep        bool
+	disturbing  map[string]bool
+	draws       *rand.Rand // of the goroutine that draws faults
+	server      *pgtest.Server
+	url         string
+	notes       notebook
+	logFile     *os.File // what the workers write
+	people      *pgtest.Proxy
+	r           *jobrun.Runner // the people's
+	places      []*place
+	begin       time.Time
+	last        int // the last date
+	shift       time.Duration
+	processes   []*process // all that were started
+	workers     sync.WaitGroup
+	timers      sync.WaitGroup
+	faulty      context.Context // while faults go on
+	giveUp      context.CancelFunc
+	reasons     atomic.Int64
+	mu          sync.Mutex
+	counts      map[string]int // by fault
+	noted       []notedFault
+	seen        []jobrun.Record
+	ownFindings []checker.Violation
+}
+
+type notedFault struct {
+	at           time.Time
+	kind, target string
+}
+
+func (t *torture) noteFault(kind, target string) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.counts[kind]++
+	t.noted = append(t.noted, notedFault{time.Now(), kind, target})
+}
+
+// wrong notes what is wrong beside what the tables say.
+func (t *torture) wrong(rule, key, what string) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.ownFindings = append(t.ownFindings, checker.Violation{Rule: rule, Key: key, What: what})
+}
+
+func (t *torture) printf(format string, args ...any) { fmt.Fprintf(t.out, format+"\n", args...) }
+
+func (t *torture) run(ctx context.Context, instances int, picked []fault, drained bool) (code int, err error) {
+	dir, err := os.MkdirTemp("", "jobrun-torture")
+	if err != nil {
+		return notJudged, err
+	}
+	defer func() {
+		if code == sound {
+			_ = os.RemoveAll(dir)
+		}
+	}()
+	if t.logFile, err = os.Create(filepath.Join(dir, "workers.log")); err != nil {
+		return notJudged, err
+	}
+	defer t.logFile.Close()
+	defer func() {
+		if t.server != nil {
+			t.server.Stop()
+		}
+	}()
+	if err := t.prepare(ctx, instances); err != nil {
+		return notJudged, err
+	}
+	defer t.end()
+	t.printf("seed %d, %s of faults, %d processes", t.seed, t.duration, instances)
+
+	if err := t.torment(ctx, picked); err != nil {
+		return notJudged, err
+	}
+	report, err := t.judge(ctx, false)
+	if err == nil && drained && len(report.Violations) == 0 {
+		if err = t.drain(ctx); err == nil {
+			report, err = t.judge(ctx, true)
+		}
+	}
+	if err != nil {
+		return notJudged, fmt.Errorf("%w (the processes' log: %s)", err, t.logFile.Name())
+	}
+	return t.verdict(ctx, report), nil
+}
+
+// prepare starts the server and the proxies, and makes the tables.
+func (t *torture) prepare(ctx context.Context, instances int) (err error) {
+	for _, name := range []string{"JOBRUN_TEST_DATABASE_URL", "DATABASE_URL"} { // a server that must not be killed
+		_ = os.Unsetenv(name)
+	}
+	t.server, err = pgtest.Start(ctx, pgtest.Options{Durable: true, Keep: t.keep, Log: t.out, Settings: map[string]string{
+		"track_commit_timestamp": "on", "deadlock_timeout": "100ms", "checkpoint_timeout": "30s",
+	}})
+	if err != nil {
+		return err
+	}
+	t.url = t.server.URL("postgres")
+	if t.notes, err = newNotebook(t.url); err != nil {
+		return err
+	}
+	if t.people, err = pgtest.StartProxy(t.url); err != nil {
+		return err
+	}
+	pool, err := open(t.people.URL(), "operator", 8, nil)
+	if err != nil {
+		return err
+	}
+	t.r, err = jobrun.New(pool, seoul, &jobrun.Options{StaleAfter: staleAfter, Schema: "public", WorkerID: "operator", Logger: slog.New(slog.DiscardHandler)})
+	if err != nil {
+		return err
+	}
+	if err := t.r.Migrate(ctx); err != nil {
+		return err
+	}
+	if err := t.notes.try(tables); err != nil {
+		return err
+	}
+	for _, k := range kinds {
+		if err := t.notes.try(`INSERT INTO torture.job VALUES ($1, $2, $3, $4)`, k.name, k.way, k.items, k.attempts); err != nil {
+			return err
+		}
+	}
+	for range instances {
+		proxy, err := pgtest.StartProxy(t.url)
+		if err != nil {
+			return err
+		}
+		t.places = append(t.places, &place{proxy: proxy})
+	}
+	t.begin = time.Now()
+	// Midnight in the business zone comes when half of the time is over: by their own
+	// clocks, the processes do not agree on the date.
+	half := t.begin.Add(t.duration / 2).In(seoul)
+	t.shift = time.Date(half.Year(), half.Month(), half.Day()+1, 0, 0, 0, 0, seoul).Sub(half)
+	return nil
+}
+
+// torment lets the workers run and everything go wrong, then ends the processes
+// and waits until every lease has run out.
+func (t *torture) torment(ctx context.Context, picked []fault) error {
+	t.faulty, t.giveUp = context.WithTimeout(ctx, t.duration)
+	defer t.giveUp()
+	for _, p := range t.places {
+		if err := t.start(p, false); err != nil {
+			return err
+		}
+	}
+	var all sync.WaitGroup
+	for n, d := range disturbances {
+		if t.disturbing[d.name] {
+			rng := rand.New(rand.NewPCG(t.seed, uint64(10+n)))
+			all.Go(func() {
+				for sleep(t.faulty, time.Duration(rng.ExpFloat64()*float64(d.pause))) {
+					d.act(t, rng)
+				}
+			})
+		}
+	}
+	all.Go(func() { t.progress() })
+	t.chaos(t.faulty, picked, t.draws)
+	<-t.faulty.Done()
+	t.timers.Wait()
+	t.last = today(t.begin, t.every)
+	t.calm()
+	all.Wait()
+	if ctx.Err() != nil {
+		return context.Cause(ctx)
+	}
+	return t.stopAll()
+}
+
+// progress tells every ten seconds that the run goes on.
+func (t *torture) progress() {
+	for sleep(t.faulty, 10*time.Second) {
+		var runs, attempts int
+		if err := t.notes.pool.QueryRow(t.faulty, `SELECT count(*), (SELECT count(*) FROM torture.execution) FROM public.batch_job_run`).Scan(&runs, &attempts); err == nil {
+			t.mu.Lock()
+			t.printf("%4.0f s: %d runs, %d executions, %d faults", time.Since(t.begin).Seconds(), runs, attempts, len(t.noted))
+			t.mu.Unlock()
+		}
+	}
+}
+
+// calm takes all faults back that have not struck.
+func (t *torture) calm() {
+	for _, p := range t.places {
+		p.proxy.Disarm()
+		p.proxy.Delay(0)
+		p.proxy.Release()
+		p.proxy.RefuseNew(false)
+	}
+	t.people.Disarm()
+	t.people.Release()
+}
+
+// stopAll shuts the processes down in order, and waits until Stale lists what they
+// have left RUNNING.
+func (t *torture) stopAll() error {
+	for _, p := range t.places {
+		p.now.signal(syscall.SIGCONT)
+		p.now.peace.Store(true)
+		p.now.signal(syscall.SIGTERM)
+	}
+	ended := make(chan struct{})
+	go func() { t.workers.Wait(); close(ended) }()
+	select {
+	case <-ended:
+	case <-time.After(90 * time.Second): // results may take 30 s, settling as long again
+		for _, w := range t.processes {
+			select {
+			case <-w.ended:
+			default:
+				t.wrong("process", "", "worker process "+w.Name+" has not ended 90 s after SIGTERM")
+				w.kill()
+			}
+		}
+		<-ended
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
+	defer cancel()
+	for {
+		listed, missing, err := t.listStale(ctx)
+		if err == nil && missing == 0 || !sleep(ctx, 100*time.Millisecond) {
+			if err == nil {
+				err = pgx.BeginFunc(ctx, t.notes.pool, func(tx pgx.Tx) error {
+					if _, err := tx.Exec(ctx, `DELETE FROM torture.stale`); err != nil {
+						return err
+					}
+					_, err := tx.Exec(ctx, `INSERT INTO torture.stale SELECT unnest($1::text[])`, listed)
+					return err
+				})
+			}
+			return err
+		}
+	}
+}
+
+// listStale returns the keys that Stale lists, and how many RUNNING ones it does not.
+func (t *torture) listStale(ctx context.Context) (listed []string, missing int, err error) {
+	stale, err := t.r.Stale(ctx)
+	if err != nil {
+		return nil, 0, err
+	}
+	listed = []string{} // an empty array, not NULL
+	for _, s := range stale {
+		listed = append(listed, s.Key)
+	}
+	err = t.notes.pool.QueryRow(ctx, `SELECT count(*) FROM public.batch_job_run WHERE status = 'RUNNING' AND job_key <> ALL ($1::text[])`, listed).Scan(&missing)
+	return listed, missing, err
+}
+
+// drain brings every run to its end: what is stale is marked failed, what FAILED is
+// approved, what nobody has run is caught up.
+func (t *torture) drain(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, 2*time.Minute+t.duration/2)
+	defer cancel()
+	t.printf("%4.0f s: no more faults, all runs come to an end", time.Since(t.begin).Seconds())
+	for _, k := range kinds[:byDate] {
+		if err := t.notes.try(`INSERT INTO torture.wanted SELECT $1::text || ':' || (date '2020-01-01' + n)::text FROM generate_series(0, $2::integer) AS n ON CONFLICT DO NOTHING`, k.name, t.last); err != nil {
+			return err
+		}
+	}
+	for _, p := range t.places {
+		if err := t.start(p, true); err != nil {
+			return err
+		}
+	}
+	for open := 1; open > 0 && sleep(ctx, 200*time.Millisecond); {
+		stale, err := t.r.Stale(ctx)
+		if err != nil {
+			return err
+		}
+		for _, s := range stale {
+			if !s.Alive {
+				t.act(ctx, "MARK_FAILED", s.Record, jobrun.Action{By: "operator"})
+			}
+		}
+		failed, err := t.r.List(ctx, jobrun.Filter{Status: []jobrun.Status{jobrun.Failed}, Limit: 500})
+		if err != nil {
+			return err
+		}
+		for _, rec := range failed {
+			if rec.NextAttemptAt.IsZero() && rec.ApprovedAt.IsZero() {
+				t.act(ctx, "APPROVE_RERUN", rec, jobrun.Action{By: "operator"})
+			}
+		}
+		err = t.notes.pool.QueryRow(ctx, `
+			SELECT count(*)
+			FROM torture.wanted AS w
+			LEFT JOIN public.batch_job_run AS r ON r.job_key = w.job_key
+			WHERE r.status IS NULL OR r.status NOT IN ('SUCCEEDED', 'SKIPPED') OR r.approved_at IS NOT NULL`).Scan(&open)
+		if err != nil {
+			return err
+		}
+	}
+	if err := t.stopAll(); err != nil {
+		return err
+	}
+	for _, k := range kinds[:byDate] {
+		job := jobrun.Job{Name: k.name, Func: func(context.Context, *jobrun.Run) error { return nil }}
+		missed, err := t.r.Missed(context.WithoutCancel(ctx), job, date(0), date(t.last))
+		if err != nil {
+			return err
+		}
+		if len(missed) > 0 {
+			t.wrong("missed", job.Key(missed[0]), fmt.Sprintf("%d dates without a run", len(missed)))
+		}
+	}
+	return nil
+}
+
+// judge writes down the faults and lets the checker read everything.
+func (t *torture) judge(ctx context.Context, final bool) (report checker.Report, err error) {
+	t.mu.Lock()
+	noted := t.noted
+	t.noted = nil
+	t.mu.Unlock()
+	conn, err := t.connect(ctx, "torture")
+	if err != nil {
+		return report, err
+	}
+	defer func() { _ = conn.Close(context.WithoutCancel(ctx)) }()
+	rows := make([][]any, len(noted))
+	for n, f := range noted {
+		rows[n] = []any{f.at, f.kind, f.target}
+	}
+	if _, err := conn.CopyFrom(ctx, pgx.Identifier{"torture", "fault"}, []string{"at", "kind", "target"}, pgx.CopyFromRows(rows)); err != nil {
+		return report, err
+	}
+	report, err = checker.Check(ctx, conn, final)
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	report.Violations = append(report.Violations, t.ownFindings...)
+	return report, err
+}
+
+// end ends whatever is left, however the run ended.
+func (t *torture) end() {
+	for _, w := range t.processes {
+		w.kill()
+	}
+	for _, p := range t.places {
+		p.proxy.Close()
+	}
+	t.workers.Wait()
+	t.people.Close()
+}

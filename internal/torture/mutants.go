@@ -1,0 +1,194 @@
+//go:build unix
+
+package main
+
+import (
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"time"
+)
+
+// A mutant is a library with one guard taken out. The checker is worth something
+// only if it notices.
+type mutant struct {
+	name, what     string
+	file, old, new string   // of the module; old stands there exactly once
+	faults         string   // what brings it to light soon
+	rules          []string // what it breaks, one of them at least
+}
+
+var mutants = []mutant{
+	{
+		"fence-condition", "the fence does not look whose the run is", "internal/store/fence.go",
+		"r.job_key = $1::text\n    AND r.attempt = $2::integer\n    AND r.token = $3::text::uuid\n    AND r.worker_id = $4::text\n    AND r.status || '' = 'RUNNING'`",
+		"r.job_key = $1::text AND $2::integer > 0 AND $3::text <> '' AND $4::text <> ''`",
+		"operator,second-operator,hand,stop,delay",
+		[]string{"nothing after the end", "nothing more than at the end"},
+	},
+	{
+		"fence-lock", "the fence locks nothing until the commit", "internal/store/fence.go",
+		"` + durable + `, pg_advisory_xact_lock_shared(` + keyLock + `)\n)\nSELECT` + markColumns + `, bound.written\nFROM bound\nCROSS JOIN batch_job_run AS r\nWHERE ` + stillOurs + `\nFOR SHARE OF r`",
+		"` + durable + `\n)\nSELECT` + markColumns + `, bound.written\nFROM bound\nCROSS JOIN batch_job_run AS r\nWHERE ` + stillOurs",
+		"operator,second-operator,hand,delay,hold",
+		[]string{"nothing after the end", "nothing more than at the end"},
+	},
+	{
+		"token", "the result is written whatever the token", "internal/store/attempt.go",
+		"WHERE r.job_key = $1::text\n    AND r.attempt = $2::integer\n    AND r.token = $3::text::uuid\n    AND r.worker_id = $10::text\n    AND r.status || '' = 'RUNNING'",
+		"WHERE r.job_key = $1::text\n    AND $2::integer > 0 AND $3::text <> '' AND $10::text <> ''\n    AND r.status || '' = 'RUNNING'",
+		"operator,second-operator,hand,stop",
+		[]string{"end", "claim"},
+	},
+	{
+		"result-status", "the result is written whatever the status", "internal/store/attempt.go",
+		"    AND r.worker_id = $10::text\n    AND r.status || '' = 'RUNNING'", "    AND r.worker_id = $10::text",
+		"operator,second-operator,hand,stop",
+		[]string{"end", "claim"},
+	},
+	{
+		"compare-and-set", "a run is claimed again without a look at what was seen", "internal/store/claim.go",
+		"    AND r.attempt = $4::integer\n    AND coalesce(r.token::text, '') = $5::text\n    AND r.worker_id = $10::text\n    AND r.pruned_at IS NULL\n    AND (r.status || '' = 'FAILED' AND",
+		"    AND $4::integer >= 0 AND $5::text IS NOT NULL AND $10::text <> ''\n    AND r.pruned_at IS NULL\n    AND (true OR r.status || '' = 'FAILED' AND",
+		"operator,delay",
+		[]string{"end", "claim"},
+	},
+	{
+		"lost-commit-done", "a COMMIT whose answer was lost counts as done", "internal/lease/tx.go",
+		"committed, unread := b.fate(ctx, mark, t.Proof)", "committed, unread := true, error(nil); _, _ = mark, t.Proof",
+		"cut-before-commit,crash",
+		[]string{"items complete"},
+	},
+	{
+		"lost-commit-undone", "a COMMIT whose answer was lost counts as undone", "internal/lease/tx.go",
+		"committed, unread := b.fate(ctx, mark, t.Proof)", "committed, unread := false, error(nil); _, _ = mark, t.Proof",
+		"cut-after-commit",
+		[]string{"items once", "items once by checkpoint"},
+	},
+	{
+		"alive", "a person ends an attempt that is alive without Force", "internal/store/action.go",
+		"($11::boolean OR coalesce(attempt.heartbeat_at + attempt.lease < clock_timestamp(), true))", "($11::boolean OR true)",
+		"operator,second-operator",
+		[]string{"people's changes"},
+	},
+	{
+		"durable", "a session that does not wait for the disk is left so", "internal/store/store.go",
+		"const durable = `CASE WHEN current_setting('synchronous_commit') = 'off' THEN set_config('synchronous_commit', 'on', true) END`", "const durable = `true`",
+		"crash",
+		[]string{"answers", "one execution", "record"},
+	},
+	{
+		"attempts", "MaxAttempts is not looked at", "retry.go",
+		"case run.held.Row.Executions >= job.Retry.MaxAttempts,\n", "case false,\n",
+		"operator",
+		[]string{"retry limit"},
+	},
+	{
+		"panic", "a panic counts as success", "lease.go",
+		"err = &PanicError{Value: v, Stack: stack()}\n\t\t\t}\n\t\t}()\n\t\terr = f(ctx, run)", "_ = &PanicError{Value: v, Stack: stack()}\n\t\t\t}\n\t\t}()\n\t\terr = f(ctx, run)",
+		"none",
+		[]string{"outcome"},
+	},
+	{
+		"ledger", "an item that is done is done again", "tx.go",
+		"taken, all, err = s.Take(limited, tx, row, items)", "taken, all, err = s.Take(limited, tx, row, items); all = true",
+		"kill,operator",
+		[]string{"items once", "items once by checkpoint"},
+	},
+}
+
+// tries is how often a mutant may escape.
+const tries = 4
+
+// runMutants builds the command with each mutant and runs it until the checker finds
+// a violation of one of the rules that the mutant breaks.
+func runMutants(out io.Writer, seed uint64) int {
+	root, err := exec.Command("go", "list", "-m", "-f", "{{.Dir}}").Output()
+	if err != nil {
+		fmt.Fprintln(out, "-mutants needs the go command and this module's directory:", err)
+		return notJudged
+	}
+	dir, err := os.MkdirTemp("", "jobrun-mutants")
+	if err != nil {
+		fmt.Fprintln(out, err)
+		return notJudged
+	}
+	defer func() { _ = os.RemoveAll(dir) }()
+	code := sound
+	for _, m := range mutants {
+		begin := time.Now()
+		found, err := m.hunt(strings.TrimSpace(string(root)), dir, seed)
+		switch {
+		case err != nil:
+			code = notJudged
+			fmt.Fprintf(out, "%-20s %s: %v\n", m.name, m.what, err)
+		case found == "":
+			code = max(code, violated)
+			fmt.Fprintf(out, "%-20s ESCAPED: %s\n", m.name, m.what)
+		default:
+			fmt.Fprintf(out, "%-20s found by %q in %s: %s\n", m.name, found, time.Since(begin).Round(time.Second), m.what)
+		}
+	}
+	return code
+}
+
+// hunt returns the rule that a mutant was found to violate, "" if none was.
+func (m mutant) hunt(root, dir string, seed uint64) (rule string, err error) {
+	binary, err := m.build(root, dir)
+	if err != nil {
+		return "", err
+	}
+	for n := range uint64(tries) {
+		text, err := exec.Command(binary, "-quick", "-time", "8s", "-faults", m.faults, "-seed", fmt.Sprint(seed+n), "-pause", "60ms").CombinedOutput()
+		var exit *exec.ExitError
+		if err != nil && (!errors.As(err, &exit) || exit.ExitCode() != violated) {
+			return "", fmt.Errorf("%w: %.2000s", err, text)
+		}
+		for _, match := range regexp.MustCompile(`(?m)^VIOLATION of "([^"]+)"`).FindAllSubmatch(text, -1) {
+			if rule = string(match[1]); slices.Contains(m.rules, rule) {
+				return rule, nil
+			}
+		}
+		if rule != "" {
+			return "", fmt.Errorf("found by %q, expected one of %q", rule, m.rules)
+		}
+	}
+	return "", nil
+}
+
+// build compiles the command with the mutated file in place of the module's.
+func (m mutant) build(root, dir string) (binary string, err error) {
+	file := filepath.Join(root, filepath.FromSlash(m.file))
+	text, err := os.ReadFile(file)
+	if err != nil {
+		return "", err
+	}
+	if n := strings.Count(string(text), m.old); n != 1 {
+		return "", fmt.Errorf("%s has what is to be changed %d times, not once", m.file, n)
+	}
+	mutated, overlay := filepath.Join(dir, m.name+".go"), filepath.Join(dir, m.name+".json")
+	list, err := json.Marshal(map[string]map[string]string{"Replace": {file: mutated}})
+	if err == nil {
+		err = os.WriteFile(mutated, []byte(strings.Replace(string(text), m.old, m.new, 1)), 0o600)
+	}
+	if err == nil {
+		err = os.WriteFile(overlay, list, 0o600)
+	}
+	if err != nil {
+		return "", err
+	}
+	binary = filepath.Join(dir, m.name)
+	build := exec.Command("go", "build", "-overlay", overlay, "-o", binary, "./internal/torture")
+	build.Dir = root
+	if text, err := build.CombinedOutput(); err != nil {
+		return "", fmt.Errorf("%w: %s", err, text)
+	}
+	return binary, nil
+}
