@@ -144,8 +144,9 @@ func (t *torture) start(p *place, calm bool) error {
 	t.workers.Go(func() {
 		err := w.cmd.Wait()
 		how := "in order"
+		status, _ := w.cmd.ProcessState.Sys().(syscall.WaitStatus)
 		switch {
-		case w.dies.Load():
+		case w.dies.Load(), status.Signaled() && status.Signal() != syscall.SIGKILL: // by a signal that it was not ready for yet
 			how = "killed"
 		case err != nil:
 			how = "in disorder"

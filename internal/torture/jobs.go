@@ -92,7 +92,7 @@ func (w *worker) execute(ctx context.Context, run *jobrun.Run, k kind) (err erro
 	at := rng.IntN(max(1, k.items))
 	item := func(n int) error {
 		if !w.calm.Load() {
-			w.pause(ctx, time.Duration(rng.ExpFloat64()*float64(4*time.Millisecond)))
+			w.pause(ctx, time.Duration(rand.ExpFloat64()*float64(4*time.Millisecond))) // not rng: chunks go side by side
 		}
 		if n != at {
 			return ctx.Err()

@@ -10,6 +10,7 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"math"
 	"math/rand/v2"
 	"os"
 	"os/signal"
@@ -372,8 +373,8 @@ func (t *torture) listStale(ctx context.Context) (listed []string, missing int, 
 // drain brings every run to its end: what is stale is marked failed, what FAILED is
 // approved, what nobody has run is caught up.
 func (t *torture) drain(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(ctx, 2*time.Minute+t.duration/2)
-	defer cancel()
+	const patience = time.Minute // without a run that comes to its end
+	fewest, since := math.MaxInt, time.Now()
 	t.printf("%4.0f s: no more faults, all runs come to an end", time.Since(t.begin).Seconds())
 	for _, k := range kinds[:byDate] {
 		if err := t.notes.try(`INSERT INTO torture.wanted SELECT $1::text || ':' || (date '2020-01-01' + n)::text FROM generate_series(0, $2::integer) AS n ON CONFLICT DO NOTHING`, k.name, t.last); err != nil {
@@ -385,7 +386,7 @@ func (t *torture) drain(ctx context.Context) error {
 			return err
 		}
 	}
-	for open := 1; open > 0 && sleep(ctx, 200*time.Millisecond); {
+	for open := 1; open > 0 && time.Since(since) < patience && sleep(ctx, 200*time.Millisecond); {
 		stale, err := t.r.Stale(ctx)
 		if err != nil {
 			return err
@@ -412,6 +413,12 @@ func (t *torture) drain(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
+		if open < fewest {
+			fewest, since = open, time.Now()
+		}
+	}
+	if ctx.Err() != nil {
+		return context.Cause(ctx)
 	}
 	if err := t.stopAll(); err != nil {
 		return err

@@ -172,7 +172,7 @@ func (w *worker) call(ctx context.Context, rng *rand.Rand) {
 	k := rng.IntN(byDate)
 	if w.Calm { // until everything has come to an end
 		w.answered(w.r.RetryDue(ctx, w.jobs...))
-		w.answered(w.r.CatchUp(ctx, w.jobs[k], date(0), date(w.Last), 20))
+		w.answered(w.r.CatchUp(ctx, w.jobs[k], date(0), date(w.Last), 100))
 		return
 	}
 	if rng.IntN(30) == 0 { // a caller that loses patience, be it with the claim or with the job
