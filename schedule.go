@@ -29,14 +29,17 @@ import (
 // The spec's times are those of c's zone: create c with
 // cron.WithLocation(zone), or the host's zone decides. A zone whose clock differs
 // from the business zone's is logged at WARN with the first fires and their dates.
-// Both fires of a repeated hour carry one date and run once; a fire in a skipped
-// hour does not happen, and a callback that a wrapper such as DelayIfStillRunning
-// holds back until after the next fire is dated by that one: Missed finds both.
+// Both fires of a repeated hour carry one date and run once. A fire in a skipped
+// hour does not happen, and where clocks skip midnight cron may leave out a fire of
+// the day that begins then; a callback that a wrapper such as DelayIfStillRunning
+// holds back until after the next fire is dated by that one: Missed finds them all.
+// Fires of cron on days that the spec does not name, after such a midnight, do
+// nothing.
 func (r *Runner) Schedule(ctx context.Context, c *cron.Cron, spec string, job Job) (id cron.EntryID, err error) {
 	defer func() {
 		if err != nil {
 			err = fmt.Errorf("schedule %s: %w", job.Name, err)
-			r.log.ErrorContext(ctx, "job not scheduled", "job", job.Name, "err", errorText(err))
+			r.log.ErrorContext(ctx, "job not scheduled", "job", store.CleanText(job.Name), "err", errorText(err))
 		}
 	}()
 	if c == nil {
@@ -148,7 +151,7 @@ func (r *Runner) report(ctx context.Context, job Job, err error) error {
 	if errors.Is(err, ErrShutdown) {
 		level = slog.LevelInfo
 	}
-	r.log.Log(ctx, level, "run not started", "job", job.Name, "err", errorText(err))
+	r.log.Log(ctx, level, "run not started", "job", store.CleanText(job.Name), "err", errorText(err))
 	return err
 }
 

@@ -17,12 +17,15 @@ var (
 )
 
 // Add adds fn to c. It is called with the nominal time of the fire, or the zero
-// time when the entry is started by hand before its first fire.
+// time when the entry is started by hand before its first fire. A fire at a time
+// that the spec does not name is left out.
 func Add(c *cron.Cron, spec string, now time.Time, fn func(nominal time.Time)) (id cron.EntryID, err error) {
 	added := make(chan struct{}) // c may be running: the entry can fire before its ID is known
 	id, err = add(c, spec, func() {
 		<-added
-		fn(c.Entry(id).Prev)
+		if e := c.Entry(id); e.Prev.IsZero() || named(e.Schedule, e.Prev) {
+			fn(e.Prev)
+		}
 	})
 	close(added)
 	if err == nil && Next(c, id, now).IsZero() {
@@ -44,7 +47,35 @@ func add(c *cron.Cron, spec string, fn func()) (id cron.EntryID, err error) {
 
 // Next is the first fire of an entry after t, in the zone of c; zero: none.
 func Next(c *cron.Cron, id cron.EntryID, t time.Time) time.Time {
-	return c.Entry(id).Schedule.Next(t.In(c.Location()))
+	schedule := c.Entry(id).Schedule
+	t = t.In(c.Location())
+	for range 100 { // two do for every real zone
+		if t = schedule.Next(t); t.IsZero() || named(schedule, t) {
+			return t
+		}
+	}
+	return time.Time{}
+}
+
+// named reports whether the spec of a schedule names a time. Where a clock change
+// skips midnight, cron goes over into the next day without looking whether the
+// spec names that day: in Santiago, "0 22 * * 6" fires on a Sunday of September too.
+func named(schedule cron.Schedule, t time.Time) bool {
+	spec, ok := schedule.(*cron.SpecSchedule)
+	if !ok {
+		return true // an interval
+	}
+	if spec.Location != time.Local { // which stands for the zone of c, and t's
+		t = t.In(spec.Location)
+	}
+	const star = 1 << 63 // cron's mark of a field that is not restricted
+	has := func(field uint64, value int) bool { return field&(1<<value) != 0 }
+	day, weekday := has(spec.Dom, t.Day()), has(spec.Dow, int(t.Weekday()))
+	today := day && weekday
+	if (spec.Dom|spec.Dow)&star == 0 {
+		today = day || weekday
+	}
+	return today && has(spec.Month, int(t.Month())) && has(spec.Hour, t.Hour()) && has(spec.Minute, t.Minute()) && has(spec.Second, t.Second())
 }
 
 // Zone is the zone in which an entry's spec is read; ok is false for @every,

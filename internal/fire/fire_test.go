@@ -1,8 +1,10 @@
 package fire_test
 
 import (
+	"encoding/binary"
 	"errors"
 	"fmt"
+	"sync"
 	"testing"
 	"time"
 	_ "time/tzdata"
@@ -150,6 +152,98 @@ func TestRefusedSpecLeavesNoEntry(t *testing.T) {
 				}
 			})
 		}
+	}
+}
+
+// Where a clock change skips midnight, cron finds times on the day after the one
+// that the spec names.
+func TestFiresAreOnlyTimesThatTheSpecNames(t *testing.T) {
+	t.Parallel()
+	for _, c := range []struct{ zone, spec, from, next, after string }{
+		{"America/Santiago", "0 22 * * 6", "2026-09-05T21:00:00-04:00", "2026-09-05T22:00:00-04:00", "2026-09-12T22:00:00-03:00"}, // never on Sunday 2026-09-06
+		{"America/Havana", "0 22 7 3 *", "2026-03-07T23:30:00-05:00", "2027-03-07T22:00:00-05:00", "2028-03-07T22:00:00-05:00"},
+		{"Asia/Beirut", "CRON_TZ=America/Santiago 0 22 * * 6", "2026-09-06T04:30:00+03:00", "2026-09-06T05:00:00+03:00", "2026-09-13T04:00:00+03:00"},
+		{"America/Santiago", "0 22 * * *", "2026-09-05T21:00:00-04:00", "2026-09-05T22:00:00-04:00", "2026-09-06T22:00:00-03:00"},
+	} {
+		from, err := time.Parse(time.RFC3339, c.from)
+		if err != nil {
+			t.Fatal(err)
+		}
+		cr := cron.New(cron.WithLocation(zone(t, c.zone)))
+		id, err := fire.Add(cr, c.spec, from, func(time.Time) {})
+		if err != nil {
+			t.Fatal(err)
+		}
+		next := fire.Next(cr, id, from)
+		if after := fire.Next(cr, id, next); next.Format(time.RFC3339) != c.next || after.Format(time.RFC3339) != c.after {
+			t.Errorf("%s in %s: %s, then %s; want %s, then %s", c.spec, c.zone, next, after, c.next, c.after)
+		}
+	}
+}
+
+// skipsMidnight is a zone whose clock, when it is about to show midnight at an
+// instant, shows one o'clock instead.
+func skipsMidnight(t *testing.T, at time.Time) *time.Location {
+	t.Helper()
+	offset := int32(24*3600 - at.Unix()%(24*3600))
+	data := append([]byte("TZif"), make([]byte, 16)...)
+	for _, n := range []any{
+		uint32(0), uint32(0), uint32(0), uint32(1), uint32(2), uint32(8), // one change, two offsets, 8 bytes of names
+		int32(at.Unix()), byte(1), offset, byte(0), byte(0), offset + 3600, byte(1), byte(4), []byte("STD\x00DST\x00"),
+	} {
+		var err error
+		if data, err = binary.Append(data, binary.BigEndian, n); err != nil {
+			t.Fatal(err)
+		}
+	}
+	zone, err := time.LoadLocationFromTZData("Skips/Midnight", data)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return zone
+}
+
+// The function is not called for such a time, although cron fires.
+func TestFireThatTheSpecDoesNotNameIsLeftOut(t *testing.T) {
+	t.Parallel()
+	for name, c := range map[string]struct {
+		spec func(today, tomorrow time.Time) string
+		want int
+	}{
+		"today":        {func(today, _ time.Time) string { return fmt.Sprintf("* * 1 %d * *", today.Day()) }, 0},
+		"this weekday": {func(today, _ time.Time) string { return fmt.Sprintf("* * 1 * * %d", today.Weekday()) }, 0},
+		"both days": {func(today, tomorrow time.Time) string {
+			return fmt.Sprintf("* * 1 %d,%d * *", today.Day(), tomorrow.Day())
+		}, 1},
+		"today or weekday": {func(today, tomorrow time.Time) string {
+			return fmt.Sprintf("* * 1 %d * %d", today.Day(), tomorrow.Weekday())
+		}, 1},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			midnight := time.Now().Truncate(time.Second).Add(3 * time.Second)
+			today := midnight.Add(-time.Second).In(skipsMidnight(t, midnight))
+			done := make(chan struct{})
+			var once sync.Once
+			cr := cron.New(cron.WithSeconds(), cron.WithLocation(today.Location()), cron.WithChain(func(j cron.Job) cron.Job {
+				return cron.FuncJob(func() { once.Do(func() { j.Run(); close(done) }) })
+			}))
+			called, spec := 0, c.spec(today, midnight.In(today.Location()))
+			id, err := fire.Add(cr, spec, today, func(time.Time) { called++ })
+			if err != nil {
+				t.Fatal(err)
+			}
+			cr.Start()
+			defer cr.Stop()
+			select {
+			case <-done:
+			case <-time.After(patience):
+				t.Fatal("no fire")
+			}
+			if prev := cr.Entry(id).Prev; called != c.want || prev.Day() == today.Day() {
+				t.Errorf("%s fired at %s, called %d times", spec, prev, called)
+			}
+		})
 	}
 }
 
