@@ -15,6 +15,7 @@ import (
 	"regexp"
 	"runtime"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -1098,6 +1099,9 @@ func FuzzParseKey(f *testing.F) {
 	}
 	f.Fuzz(func(t *testing.T, key string) {
 		job, date, slot, ok := parseKey(key)
+		if want := isKey(key); ok != want {
+			t.Fatalf("parseKey(%q): %t, want %t", key, ok, want)
+		}
 		if !ok {
 			if job != "" || date != (Date{}) || !slot.IsZero() {
 				t.Fatalf("parseKey(%q) = %q, %v, %v beside false", key, job, date, slot)
@@ -1118,6 +1122,27 @@ func FuzzParseKey(f *testing.F) {
 			t.Fatalf("parseKey(%q) is written back as %q", key, got)
 		}
 	})
+}
+
+var keyShape = regexp.MustCompile(`\A([0-9]{4})-([0-9]{2})-([0-9]{2})(?:T([0-9]{2}):([0-9]{2})([+-])([0-9]{2}):([0-9]{2})(?::([0-9]{2}))?)?\z`)
+
+// isKey judges a key by its shape and the ranges of its numbers.
+func isKey(key string) bool {
+	job, label, _ := strings.Cut(key, ":")
+	m := keyShape.FindStringSubmatch(label)
+	if job == "" || m == nil {
+		return false
+	}
+	n := make([]int, len(m)) // those that are no number, or not there, are 0
+	for i := range m {
+		n[i], _ = strconv.Atoi(m[i])
+	}
+	year, month, day, hour, minute, ahead, hours, minutes, seconds := n[1], n[2], n[3], n[4], n[5], m[6] == "+", n[7], n[8], n[9]
+	if year < 1 || month < 1 || month > 12 || day < 1 || day > daysIn(year, time.Month(month)) {
+		return false
+	}
+	utc := m[6] == "" || ahead || hours+minutes+seconds > 0 // zero is written +00:00
+	return hour <= 23 && minute <= 59 && hours <= 24 && minutes <= 59 && seconds <= 59 && utc && (m[9] == "" || seconds > 0)
 }
 
 // manyZones have had changes of many kinds: by half hours, by 20 minutes, over midnight, of a whole day, and offsets with

@@ -325,7 +325,7 @@ func (r *Runner) conclude(ctx context.Context, job Job, res Result, err error) {
 		return
 	}
 	level, message := slog.LevelInfo, "run finished"
-	attrs := append([]any{"job", job.Name, "worker_id", r.workerID}, res.Record.attrs()...)
+	attrs := append([]any{"job", store.CleanText(job.Name), "worker_id", r.workerID}, res.Record.attrs()...)
 	switch failed := (*RunError)(nil); {
 	case err == nil && !res.Ran():
 		message = "run not started"

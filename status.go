@@ -94,7 +94,7 @@ func (r *Runner) record(row store.Row) Record {
 		Trigger: Trigger(row.Trigger), WorkerID: row.Worker, ScheduledFor: at(row.ScheduledFor),
 		StartedAt: at(row.StartedAt), FinishedAt: at(row.FinishedAt), HeartbeatAt: at(row.HeartbeatAt),
 		NextAttemptAt: at(row.NextAttemptAt), ApprovedAt: at(row.ApprovedAt), PrunedAt: at(row.Pruned),
-		ItemsProcessed: row.Processed, ItemsFailed: row.Failed, Error: row.Error, token: row.Token,
+		ItemsProcessed: row.Processed, ItemsFailed: row.Failed, Error: store.CleanText(row.Error), token: row.Token,
 	}
 }
 
@@ -345,14 +345,14 @@ func (r *Runner) History(ctx context.Context, key string) ([]HistoryEntry, error
 		history[i] = HistoryEntry{
 			At: times.StartedAt, Attempt: e.Attempt, Trigger: Trigger(e.Trigger), WorkerID: e.Worker,
 			HeartbeatAt: times.HeartbeatAt, FinishedAt: times.FinishedAt, Outcome: Status(e.Outcome),
-			ItemsProcessed: e.Processed, ItemsFailed: e.Failed, Error: e.Error,
+			ItemsProcessed: e.Processed, ItemsFailed: e.Failed, Error: store.CleanText(e.Error),
 			Kind: e.Action, Previous: Status(e.PreviousStatus), DBUser: e.DBUser,
 		}
 		if e.Action != "" {
 			history[i].Action = &Action{By: e.By, Reason: e.Reason, Force: e.Forced, ResetItems: e.ResetItems}
 		}
 		if e.EndedBy == "OUTSIDE" && e.Trigger != "" {
-			history[i].Error = outside(e.Error)
+			history[i].Error = outside(history[i].Error)
 		}
 	}
 	return history, nil

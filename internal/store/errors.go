@@ -87,10 +87,11 @@ func Unencodable(err error) bool {
 	return code == "22021" || code == "22P05"
 }
 
-// ASCII is text with every other character escaped, storable in any encoding.
+// ASCII is text with every other character escaped, storable in any encoding, and
+// bounded as [CleanText] bounds it.
 func ASCII(text string) string {
 	quoted := strconv.QuoteToASCII(text)
-	return quoted[1:min(len(quoted)-1, MaxText)]
+	return CleanText(quoted[1 : len(quoted)-1])
 }
 
 // Code is the SQLSTATE of err, or "". Errors of other drivers have the method too.

@@ -47,8 +47,9 @@ type Store struct {
 // New returns the statements for the tables in schema.
 func New(schema string) *Store {
 	table := pgx.Identifier{schema}.Sanitize() + ".batch_job_"
-	names := strings.NewReplacer("batch_job_", table, "'jobrun '", "'jobrun "+strings.ReplaceAll(schema, "'", "''")+" '")
-	q := names.Replace
+	// E: the same literal whatever standard_conforming_strings says.
+	literal := "E'jobrun " + strings.NewReplacer(`'`, `''`, `\`, `\\`).Replace(schema) + " '"
+	q := strings.NewReplacer("batch_job_", table, "'jobrun '", literal).Replace
 	s := &Store{
 		Schema: schema,
 		claim:  q(claimSQL), reclaim: q(reclaimSQL), skip: q(skipSQL), finish: q(finishSQL), abandon: q(abandonSQL),
