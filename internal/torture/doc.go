@@ -3,7 +3,7 @@
 //
 //	go run ./internal/torture              two minutes, a seed of its own
 //	go run ./internal/torture -time 30m -seed 7
-//	go run ./internal/torture -mutants     what the check is worth
+//	go run ./internal/torture -mutants all      what the check is worth
 //
 // Worker processes run jobs of several kinds on a PostgreSQL of the command's own,
 // each behind a proxy that breaks its connections. Processes are killed, stopped and

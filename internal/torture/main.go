@@ -66,7 +66,7 @@ func command(args []string, out, errOut io.Writer) int {
 	every := flags.Duration("every", 200*time.Millisecond, "after which each job has a new date to run")
 	quick := flags.Bool("quick", false, "check once, when the faults end, and leave out the end of all runs")
 	keep := flags.Bool("keep", false, "leave the server and its tables for a look, and say where")
-	withMutants := flags.Bool("mutants", false, "damage the library in known ways, one after the other, and see whether the checker finds it")
+	damage := flags.String("mutants", "", "damage the library in known ways, one after the other, and see whether the checker finds it: all, or names with commas: "+strings.Join(mutantNames(), ", "))
 	flags.Usage = func() {
 		fmt.Fprintf(errOut, "go run ./internal/torture [flags]\n\nRuns worker processes against a PostgreSQL of its own, breaks everything that can break, and checks\nwhat is in the tables afterwards. Exit code 0: no rule is violated; 1: one is; 2: usage; 3: no verdict.\n\n")
 		flags.PrintDefaults()
@@ -81,8 +81,11 @@ func command(args []string, out, errOut io.Writer) int {
 		return usage
 	}
 	picked, people, err := chosen(*list)
+	some, mutantErr := chosenMutants(*damage)
 	switch {
 	case err != nil:
+	case mutantErr != nil:
+		err = mutantErr
 	case *duration < time.Second:
 		err = fmt.Errorf("-time is %s; allowed: 1s or more", *duration)
 	case *instances < 1 || *instances > 20:
@@ -94,8 +97,8 @@ func command(args []string, out, errOut io.Writer) int {
 		fmt.Fprintln(errOut, err)
 		return usage
 	}
-	if *withMutants {
-		return runMutants(out, *seed)
+	if *damage != "" {
+		return runMutants(out, some, *seed)
 	}
 	t := &torture{
 		out: out, seed: *seed, duration: *duration, every: *every, pause: *pause, disturbing: people, keep: *keep,

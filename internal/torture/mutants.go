@@ -91,6 +91,18 @@ var mutants = []mutant{
 		[]string{"retry limit"},
 	},
 	{
+		"approval", "a re-run that failed is tried again", "retry.go",
+		"\t\trun.Trigger() == TriggerRerun, // one approval, one execution\n", "",
+		"operator,second-operator,kill,stop,hand",
+		[]string{"one execution per approval"},
+	},
+	{
+		"lost-result", "a result whose answer was lost counts as somebody else's", "internal/lease/claim.go",
+		"case standing.EndedBy == \"WORKER\" && standing.Outcome == o.Status,\n\t\t\tstanding.Gone", "case standing.Gone",
+		"cut-after-finish",
+		[]string{"answers"},
+	},
+	{
 		"panic", "a panic counts as success", "lease.go",
 		"err = &PanicError{Value: v, Stack: stack()}\n\t\t\t}\n\t\t}()\n\t\terr = f(ctx, run)", "_ = &PanicError{Value: v, Stack: stack()}\n\t\t\t}\n\t\t}()\n\t\terr = f(ctx, run)",
 		"none",
@@ -104,12 +116,34 @@ var mutants = []mutant{
 	},
 }
 
-// tries is how often a mutant may escape.
-const tries = 4
+func mutantNames() (names []string) {
+	for _, m := range mutants {
+		names = append(names, m.name)
+	}
+	return names
+}
+
+// chosenMutants are those of a list of names, with commas.
+func chosenMutants(list string) (some []mutant, err error) {
+	if list == "all" || list == "" {
+		return mutants, nil
+	}
+	for name := range strings.SplitSeq(list, ",") {
+		i := slices.Index(mutantNames(), strings.TrimSpace(name))
+		if i < 0 {
+			return nil, fmt.Errorf("-mutants: %q is none; allowed: all, %s", name, strings.Join(mutantNames(), ", "))
+		}
+		some = append(some, mutants[i])
+	}
+	return some, nil
+}
+
+// tries is for how long a mutant is hunted, one time after the other.
+var tries = []time.Duration{8 * time.Second, 8 * time.Second, 16 * time.Second, 32 * time.Second}
 
 // runMutants builds the command with each mutant and runs it until the checker finds
 // a violation of one of the rules that the mutant breaks.
-func runMutants(out io.Writer, seed uint64) int {
+func runMutants(out io.Writer, some []mutant, seed uint64) int {
 	root, err := exec.Command("go", "list", "-m", "-f", "{{.Dir}}").Output()
 	if err != nil {
 		fmt.Fprintln(out, "-mutants needs the go command and this module's directory:", err)
@@ -122,7 +156,7 @@ func runMutants(out io.Writer, seed uint64) int {
 	}
 	defer func() { _ = os.RemoveAll(dir) }()
 	code := sound
-	for _, m := range mutants {
+	for _, m := range some {
 		begin := time.Now()
 		found, err := m.hunt(strings.TrimSpace(string(root)), dir, seed)
 		switch {
@@ -145,8 +179,8 @@ func (m mutant) hunt(root, dir string, seed uint64) (rule string, err error) {
 	if err != nil {
 		return "", err
 	}
-	for n := range uint64(tries) {
-		text, err := exec.Command(binary, "-quick", "-time", "8s", "-faults", m.faults, "-seed", fmt.Sprint(seed+n), "-pause", "60ms").CombinedOutput()
+	for n, duration := range tries {
+		text, err := exec.Command(binary, "-quick", "-time", duration.String(), "-faults", m.faults, "-seed", fmt.Sprint(seed+uint64(n)), "-pause", "60ms").CombinedOutput()
 		var exit *exec.ExitError
 		if err != nil && (!errors.As(err, &exit) || exit.ExitCode() != violated) {
 			return "", fmt.Errorf("%w: %.2000s", err, text)

@@ -39,6 +39,7 @@ func TestUsage(t *testing.T) {
 	}{
 		{"-h", sound, "go run ./internal/torture [flags]"},
 		{"-faults kill,flood", usage, `"flood" is none; allowed: all, none, cut, kill, stop`},
+		{"-mutants fence-lock,gremlin", usage, `"gremlin" is none; allowed: all, fence-condition`},
 		{"-time 10ms", usage, "-time is 10ms; allowed: 1s or more"},
 		{"-instances 0", usage, "-instances is 0; allowed: 1 to 20"},
 		{"-pause 0", usage, "-pause has to be 1ms or more"},
