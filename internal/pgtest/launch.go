@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"math/rand/v2"
 	"net"
 	"net/url"
 	"os"
@@ -103,14 +104,19 @@ func serverEnv() []string {
 	return append(env, "LC_ALL=C", "TZ=UTC")
 }
 
-// freePort asks the system for a port that is free now; somebody may still take it before the server does.
+// freePort finds a port that is free now; somebody may still take it before the server does. It is below those that
+// systems give to outgoing connections (from 32768 on Linux): a server that is restarted must find it free again, though
+// programs connect in vain meanwhile, each from a port of its own.
 var freePort = func() (int, error) {
-	l, err := net.Listen("tcp4", "127.0.0.1:0")
-	if err != nil {
-		return 0, err
+	var err error
+	for range 100 {
+		var l net.Listener
+		if l, err = net.Listen("tcp4", fmt.Sprintf("127.0.0.1:%d", 15000+rand.IntN(17000))); err == nil {
+			l.Close()
+			return l.Addr().(*net.TCPAddr).Port, nil
+		}
 	}
-	defer l.Close()
-	return l.Addr().(*net.TCPAddr).Port, nil
+	return 0, err
 }
 
 // serve waits for the supervisor to have made the data directory, then tries ports until one serves.

@@ -192,17 +192,21 @@ func (t *torture) run(ctx context.Context, instances int, picked []fault, draine
 	defer t.end()
 	t.printf("seed %d, %s of faults, %d processes", t.seed, t.duration, instances)
 
-	if err := t.torment(ctx, picked); err != nil {
-		return notJudged, err
+	err = t.torment(ctx, picked)
+	var report checker.Report
+	if err == nil {
+		report, err = t.judge(ctx, false)
 	}
-	report, err := t.judge(ctx, false)
 	if err == nil && drained && len(report.Violations) == 0 {
 		if err = t.drain(ctx); err == nil {
 			report, err = t.judge(ctx, true)
 		}
 	}
 	if err != nil {
-		return notJudged, fmt.Errorf("%w (the processes' log: %s)", err, t.logFile.Name())
+		for _, v := range t.ownFindings {
+			t.printf("%s: %s", v.Rule, v.What)
+		}
+		return notJudged, fmt.Errorf("%w (what the processes wrote: %s)", err, t.logFile.Name())
 	}
 	return t.verdict(ctx, report), nil
 }
