@@ -409,6 +409,68 @@ func TestUncertainClaimLosesToAnother(t *testing.T) {
 	oneSuccess(t, db.Pool, "nightly:2026-09-15")
 }
 
+// TestLateReclaimFindsAnotherState: the statement of a re-claim was held back on its
+// way and given up; when it arrives, the attempt is still the one that was seen, but a
+// person has skipped the run and approved it again.
+func TestLateReclaimFindsAnotherState(t *testing.T) {
+	t.Parallel()
+	db := pgtest.New(t)
+	other := newRunner(t, db.Pool, jobrun.Options{})
+	calls := 0
+	job := jobrun.Job{Name: "nightly", Retry: jobrun.Retry{MaxAttempts: 2, Backoff: func(int) time.Duration { return 0 }}}
+	job.Func = func(context.Context, *jobrun.Run) error {
+		if calls++; calls == 1 {
+			return errors.New("bank closed")
+		}
+		return nil
+	}
+	if res, _ := other.RunDate(t.Context(), job, date); res.Record.Status != jobrun.Failed {
+		t.Fatalf("got %+v", res)
+	}
+	key := job.Key(date)
+
+	p := pgtest.NewProxy(t, db.URL)
+	pool := (&pgtest.DB{URL: p.URL()}).PoolWith(t, func(c *pgxpool.Config) {
+		c.ConnConfig.RuntimeParams["application_name"] = "late"
+		c.ConnConfig.DefaultQueryExecMode = pgx.QueryExecModeSimpleProtocol // sends it whole
+	})
+	late := newRunner(t, pool, jobrun.Options{})
+	p.Hold(reclaimStatement)
+	done := make(chan jobrun.Decision, 1)
+	go func() {
+		res, err := late.RunDate(t.Context(), job, date)
+		if err != nil {
+			t.Error(err)
+		}
+		done <- res.Decision
+	}()
+	eventually(t, "the statement is held back", func() bool { return p.Held() == 1 })
+	if _, err := other.Skip(t.Context(), key, operator); err != nil {
+		t.Fatal(err)
+	}
+	if decision := <-done; decision != jobrun.AlreadySkipped { // by the repeat
+		t.Errorf("decision %s", decision)
+	}
+	if _, err := other.ApproveRerun(t.Context(), recordOf(t, other, key), operator); err != nil {
+		t.Fatal(err)
+	}
+	sessions := func() int {
+		return query[int](t, db.Pool, `SELECT count(*)::int FROM pg_stat_activity WHERE application_name = 'late' AND datname = current_database()`)
+	}
+	before := sessions()
+	p.Release()
+	eventually(t, "the late statement's session has ended", func() bool { return sessions() < before })
+	if p.Statements(reclaimStatement) != 1 {
+		t.Errorf("%d re-claims have arrived", p.Statements(reclaimStatement))
+	}
+	if rec := recordOf(t, other, key); rec.Status != jobrun.Skipped || rec.Attempt != 1 || rec.ApprovedAt.IsZero() {
+		t.Errorf("got %+v, want it SKIPPED and approved", rec)
+	}
+	if res, err := other.RunDate(t.Context(), job, date); err != nil || !res.Ran() || calls != 2 {
+		t.Errorf("the re-run: %+v, %v", res, err)
+	}
+}
+
 func TestCancellationRightAfterTheClaim(t *testing.T) {
 	t.Parallel()
 	db := pgtest.New(t)

@@ -3,6 +3,8 @@ package store
 import (
 	"context"
 	"time"
+
+	"github.com/jackc/pgx/v5/pgtype"
 )
 
 // Claim is what a process wants to execute.
@@ -113,7 +115,9 @@ func leftOpen(from string) string {
 }
 
 // reclaimSQL is a compare-and-set: it takes the run over only if it still has the
-// attempt, token and worker that the caller saw, and is due or approved now. It locks
+// attempt, token, worker, status and end that the caller saw, and is due or approved
+// now. The status counts: a statement that arrives late, after its client has given it
+// up and a person has skipped the run and approved it again, must find nothing. It locks
 // the run row (FOR NO KEY UPDATE, waiting at most lock_timeout), then the
 // attempt rows. Before the row changes, the attempt that it describes is
 // written down or closed: another program may have made or ended it.
@@ -130,6 +134,8 @@ WITH bound AS MATERIALIZED (
     AND r.attempt = $4::integer
     AND coalesce(r.token::text, '') = $5::text
     AND r.worker_id = $10::text
+    AND r.status || '' = $11::text
+    AND r.finished_at IS NOT DISTINCT FROM $12::timestamptz
     AND r.pruned_at IS NULL
     AND (r.status || '' = 'FAILED' AND r.next_attempt_at <= clock_timestamp()
         AND (r.token IS NULL OR EXISTS (SELECT FROM batch_job_attempt AS a WHERE ` + sameAttempt + ` AND ` + asLeft + `))
@@ -170,7 +176,8 @@ JOIN history AS a ON true`
 // or approved. Found is false when it is not: read the row again.
 func (s *Store) Reclaim(ctx context.Context, db DB, c Claim, seen Row, lock time.Duration) (row Row, found bool, err error) {
 	rows, err := db.Query(ctx, s.reclaim, c.Key, c.Worker, millis(lock), seen.Attempt, seen.Token,
-		c.ScheduledFor, c.Token, micros(c.Lease), micros(c.StaleAfter), seen.Worker)
+		c.ScheduledFor, c.Token, micros(c.Lease), micros(c.StaleAfter), seen.Worker,
+		seen.Status, pgtype.Timestamptz{Time: seen.FinishedAt, Valid: !seen.FinishedAt.IsZero()})
 	return one(rows, err, collectRow)
 }
 
