@@ -23,9 +23,10 @@
 // "errors: 0" without "max search depth too small" and without "out of memory" means
 // that nothing was left out. After an error, spin -t -p -DCALLS=3 protocol.pml shows
 // the steps that led there. -DMUTANT=FENCE_LOCK and -DFIND=ZOMBIE_FENCED choose a mutant
-// and a witness; the first definitions in the file are the sizes and their defaults. The
-// package's tests do all this when spin and gcc are installed, and are skipped without
-// them, unless JOBRUN_REQUIRE_SPIN is set.
+// and a witness; the first definitions in the file are the other settings and their
+// defaults. The package's tests do all this with one checker, which takes its settings
+// from the environment, when spin and gcc are installed. They are skipped without them,
+// unless JOBRUN_REQUIRE_SPIN is set.
 //
 // # What is left out, and why that hides nothing
 //

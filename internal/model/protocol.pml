@@ -11,7 +11,7 @@
  */
 
 /* The settings, and their values without -DCALLS=3 and so on. They do not change;
-   that they are variables lets one checker be used with many values. */
+   they are variables so that the tests can use one checker with many values. */
 #ifndef CALLS
 #define CALLS 2
 #endif
@@ -72,24 +72,25 @@ hidden byte
 #define RECLAIM_NOW      19 /* a re-claim does not ask whether the run is still due or approved */
 #define RECLAIM_SEEN     20 /* a re-claim does not ask whether the run is the attempt that was seen */
 #define RECLAIM_STATUS   21 /* a re-claim asks neither for the status nor for the end that was seen */
-#define RECLAIM_AS_LEFT  22 /* next_attempt_at counts although plain SQL has ended the run since */
-#define APPROVAL_FITS    23 /* an approval counts whatever has become of the row */
-#define APPROVAL_CLEARED 24 /* a re-claim does not clear it */
-#define APPROVAL_ONCE    25 /* neither of the two */
-#define ABANDON_HOLDER   26 /* "never started" is written whoever holds the run */
-#define ABANDON_APPROVAL 27 /* "never started" does not give the approval back */
-#define RERUN_RETRIED    28 /* an approved re-run that fails is retried */
-#define COMMIT_DONE      29 /* a COMMIT without an answer is taken for done */
-#define COMMIT_AGAIN     30 /* a COMMIT without an answer is taken for undone */
-#define COMPLETE_SPLIT   31 /* Complete's work and SUCCEEDED are two commits */
-#define LEDGER_SPLIT     32 /* an item is entered in the ledger by a commit before its work */
-#define LEDGER_IGNORED   33 /* an item's work is done whether the ledger has it or not */
-#define ACT_SEEN         34 /* an action does not ask whether the run is as the person saw it */
-#define ACT_ALIVE        35 /* MarkFailed without Force does not ask for heartbeats */
-#define ACT_FORCE        36 /* ApproveRerun accepts SUCCEEDED without Force */
-#define ACT_PENDING      37 /* a second approval is accepted while one is pending */
-#define ACT_SKIP         38 /* Skip is accepted while an approval is pending */
-#define ACT_AGAIN        39 /* a repeated action that is refused is a conflict, whoever was first */
+#define RECLAIM_BLIND    22 /* a re-claim asks for nothing of what was seen, nor whether it is claimable */
+#define RECLAIM_AS_LEFT  23 /* next_attempt_at counts although plain SQL has ended the run since */
+#define APPROVAL_FITS    24 /* an approval counts whatever has become of the row */
+#define APPROVAL_CLEARED 25 /* a re-claim does not clear it */
+#define APPROVAL_ONCE    26 /* neither of the two */
+#define ABANDON_HOLDER   27 /* "never started" is written whoever holds the run */
+#define ABANDON_APPROVAL 28 /* "never started" does not give the approval back */
+#define RERUN_RETRIED    29 /* an approved re-run that fails is retried */
+#define COMMIT_DONE      30 /* a COMMIT without an answer is taken for done */
+#define COMMIT_AGAIN     31 /* a COMMIT without an answer is taken for undone */
+#define COMPLETE_SPLIT   32 /* Complete's work and SUCCEEDED are two commits */
+#define LEDGER_SPLIT     33 /* an item is entered in the ledger by a commit before its work */
+#define LEDGER_IGNORED   34 /* an item's work is done whether the ledger has it or not */
+#define ACT_SEEN         35 /* an action does not ask whether the run is as the person saw it */
+#define ACT_ALIVE        36 /* MarkFailed without Force does not ask for heartbeats */
+#define ACT_FORCE        37 /* ApproveRerun accepts SUCCEEDED without Force */
+#define ACT_PENDING      38 /* a second approval is accepted while one is pending */
+#define ACT_SKIP         39 /* Skip is accepted while an approval is pending */
+#define ACT_AGAIN        40 /* a repeated action that is refused is a conflict, whoever was first */
 
 /* Witnesses: -DFIND=name makes an error of something that must be possible. */
 #define witness(what) if :: find == what -> assert(found) :: else fi
@@ -175,8 +176,8 @@ bit loose;                  /* Complete's work was committed without SUCCEEDED *
 bit orphan;                 /* the process of the RUNNING attempt died, or returned ErrOutcomeUnknown */
 bit crashed;                /* only if FIND asks for it */
 
-/* The transaction of work in a session of each instance, as the server has it: when its process
-   dies, the server ends it at once, unless a COMMIT is under way. */
+/* The transaction of work in a session of each instance, as the server has it: when
+   the process dies, the server ends it at once, unless a COMMIT is under way. */
 mtype = { ITEM, PLAIN, COMPLETE }; /* Once or Each; Tx; Complete */
 mtype = { OPEN, FENCED };
 typedef Transaction {
@@ -276,8 +277,10 @@ inline insert(key) {
 inline reclaim(key, was, nr, old, mark) {
 	d_step {
 		if
-		:: (claimable || without(RECLAIM_NOW)) && row.status != 0 &&
-			(fits(nr, old) || without(RECLAIM_SEEN)) && (row.status == was && row.changed == mark || without(RECLAIM_STATUS)) ->
+		:: without(RECLAIM_BLIND) && row.status != 0 && last < attempts ||
+			(claimable || without(RECLAIM_NOW) && row.status != 0 && last < attempts) &&
+			(fits(nr, old) || without(RECLAIM_SEEN)) &&
+			(row.status == was && row.changed == mark || without(RECLAIM_STATUS)) ->
 			close(row.attempt, row.status, OUTSIDE);
 			if
 			:: approvedNow -> begin(last + 1, key, 1)
@@ -375,7 +378,8 @@ inline leave(p) {
 			:: session[p].state != 0 && session[p].kind == ITEM -> holder[session[p].item] = 0
 			:: else
 			fi;
-			session[p].state = 0; session[p].kind = 0; session[p].attempt = 0; session[p].token = 0; session[p].item = 0; session[p].left = 0
+			session[p].state = 0; session[p].kind = 0; session[p].attempt = 0; session[p].token = 0;
+			session[p].item = 0; session[p].left = 0
 		fi
 	}
 }
@@ -785,7 +789,8 @@ active proctype Monitor() {
 	:: row.status == SUCCEEDED && !row.approved && !row.changed && !(done[0] == 1 && done[items - 1] == 1)
 		-> assert(success_is_whole)
 	:: find == AFTER_CRASH && second && crashed && history[1].by == PERSON -> assert(found)
-	:: find == AFTER_FAILURE && second && !history[2].rerun && history[1].executed && history[1].by == WORKER -> assert(found)
+	:: find == AFTER_FAILURE && second && !history[2].rerun && history[1].executed && history[1].by == WORKER
+		-> assert(found)
 	:: find == AFTER_NOTHING && second && !history[1].executed && history[1].by == WORKER -> assert(found)
 	:: find == AFTER_SUCCESS && second && history[1].outcome == SUCCEEDED -> assert(found)
 	:: find == RERUN_DONE && succeeded && history[row.attempt].rerun -> assert(found)
