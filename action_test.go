@@ -799,7 +799,7 @@ func TestSkipAgainstTheClaim(t *testing.T) {
 			t.Errorf("round %d, claimed: %+v, executed %d times, %+v, %v", round, res, executions.Load(), now, skipErr)
 		}
 	}
-	if n := query[int](t, db.Pool, `SELECT count(*)::int FROM batch_job_action`); n != d.wins[1] || d.wins[0] < 10 || d.wins[1] < 10 {
+	if n := query[int](t, db.Pool, `SELECT count(*)::int FROM batch_job_action`); n != d.wins[1] || d.wins[0] == 0 || d.wins[1] == 0 {
 		t.Errorf("both orders must happen: %v, %d noted", d.wins, n)
 	}
 }
