@@ -532,6 +532,42 @@ func TestLooksDoNotWalkTheHistory(t *testing.T) {
 	}
 }
 
+// TestEvidenceIsReadOncePerJob: after a crash of everything hundreds of runs may be
+// stale, of jobs with a long history, on tables that were never analyzed.
+func TestEvidenceIsReadOncePerJob(t *testing.T) {
+	t.Parallel()
+	db := pgtest.New(t)
+	exec(t, db.Pool, `ALTER TABLE batch_job_run SET (autovacuum_enabled = off)`)
+	exec(t, db.Pool, `
+		INSERT INTO batch_job_run (job_key, status, started_at, finished_at, worker_id)
+		SELECT 'job-' || n % 2 || ':' || '2020-01-01'::date + n, CASE WHEN n % 10 < 2 THEN 'RUNNING' ELSE 'SUCCEEDED' END,
+			now() - interval '1 h', CASE WHEN n % 10 >= 2 THEN now() END, 'node-1'
+		FROM generate_series(1, 1000) AS n`)
+	trace := &statements{}
+	r := newRunner(t, db.PoolWith(t, func(c *pgxpool.Config) { c.ConnConfig.Tracer = trace }), jobrun.Options{})
+	stale, err := r.Stale(t.Context())
+	if err != nil || len(stale) != 200 || stale[0].Typical < 59*time.Minute || stale[199].Longest < 59*time.Minute {
+		t.Fatalf("%d are stale, %v", len(stale), err)
+	}
+	last := trace.all[len(trace.all)-1]
+	sql := strings.ReplaceAll(last.SQL, "$1", literals(last.Args)[0])
+	rows, _ := db.Pool.Query(t.Context(), `EXPLAIN (ANALYZE, COSTS off, TIMING off) `+sql)
+	plan, err := pgx.CollectRows(rows, pgx.RowTo[string])
+	if err != nil {
+		t.Fatal(err)
+	}
+	text := strings.Join(plan, "\n")
+	reads := regexp.MustCompile(`batch_job_run p[ (].*loops=(\d+)|batch_job_run_key_idx.*loops=(\d+)`).FindAllStringSubmatch(text, -1)
+	if len(reads) == 0 {
+		t.Errorf("no read of what is usual in\n%s", text)
+	}
+	for _, m := range reads {
+		if loops := m[1] + m[2]; loops != "2" {
+			t.Errorf("what is usual was read %s times for 2 jobs:\n%s", loops, text)
+		}
+	}
+}
+
 // literals are arguments as SQL literals.
 func literals(args []any) (all []string) {
 	for _, arg := range args {

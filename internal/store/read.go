@@ -142,44 +142,53 @@ type StaleRow struct {
 // staleSQL lists RUNNING runs that are silent for longer than their lease or
 // over their limit, both as stored with the attempt. A run without an attempt
 // row has no heartbeat: its start and the caller's limit judge it alone. It
-// reads the index on (status, started_at) and locks nothing. A server process
-// counts as the heartbeat's session only if it is older than the heartbeat.
+// reads the index on (status, started_at) and locks nothing. What is usual for a
+// job is read once per job: after a crash of everything, hundreds of its runs may be
+// stale. A server process counts as the heartbeat's session only if it is older than
+// the heartbeat.
 const staleSQL = `
-SELECT` + rowColumns + `,
-  CASE WHEN isfinite(r.started_at)
-    THEN (extract(epoch FROM now() - coalesce(a.heartbeat_at, r.started_at)) * 1000000)::bigint ELSE 0 END,
-  CASE WHEN isfinite(r.started_at)
-    THEN greatest(0, (extract(epoch FROM now() - r.started_at - coalesce(a.stale_after, $1::bigint * interval '1 microsecond')) * 1000000)::bigint) ELSE 0 END,
-  coalesce(a.heartbeat_at + a.lease >= now(), false),
-  a.items_moved_at,
-  coalesce((extract(epoch FROM past.typical) * 1000000)::bigint, 0),
-  coalesce((extract(epoch FROM past.longest) * 1000000)::bigint, 0),
-  CASE
-    WHEN a.backend_pid IS NULL OR session.pid IS NOT NULL AND session.backend_start IS NULL THEN 'unknown'
-    WHEN session.backend_start <= a.heartbeat_at THEN 'present'
-    ELSE 'gone'
-  END
-FROM batch_job_run AS r
-LEFT JOIN batch_job_attempt AS a
-  ON ` + sameAttempt + `
-LEFT JOIN pg_catalog.pg_stat_activity AS session
-  ON session.pid = a.backend_pid
-CROSS JOIN LATERAL (
-  SELECT percentile_cont(0.5) WITHIN GROUP (ORDER BY latest.duration) AS typical, max(latest.duration) AS longest
-  FROM (
+WITH found AS MATERIALIZED (
+  SELECT` + rowColumns + `,
+    CASE WHEN isfinite(r.started_at)
+      THEN (extract(epoch FROM now() - coalesce(a.heartbeat_at, r.started_at)) * 1000000)::bigint ELSE 0 END,
+    CASE WHEN isfinite(r.started_at)
+      THEN greatest(0, (extract(epoch FROM now() - r.started_at - coalesce(a.stale_after, $1::bigint * interval '1 microsecond')) * 1000000)::bigint) ELSE 0 END,
+    coalesce(a.heartbeat_at + a.lease >= now(), false),
+    a.items_moved_at,
+    CASE
+      WHEN a.backend_pid IS NULL OR session.pid IS NOT NULL AND session.backend_start IS NULL THEN 'unknown'
+      WHEN session.backend_start <= a.heartbeat_at THEN 'present'
+      ELSE 'gone'
+    END
+  FROM batch_job_run AS r
+  LEFT JOIN batch_job_attempt AS a
+    ON ` + sameAttempt + `
+  LEFT JOIN pg_catalog.pg_stat_activity AS session
+    ON session.pid = a.backend_pid
+  WHERE r.status = 'RUNNING'
+    AND (a.heartbeat_at + a.lease < now()
+      OR r.started_at + coalesce(a.stale_after, $1::bigint * interval '1 microsecond') < now())
+), usual AS MATERIALIZED (
+  SELECT jobs.job, percentile_cont(0.5) WITHIN GROUP (ORDER BY latest.duration) AS typical, max(latest.duration) AS longest
+  FROM (SELECT DISTINCT split_part(job_key, ':', 1) AS job FROM found) AS jobs
+  CROSS JOIN LATERAL (
     SELECT p.finished_at - p.started_at AS duration
     FROM batch_job_run AS p
-    WHERE p.job_key COLLATE "C" >= split_part(r.job_key, ':', 1) || ':'
-      AND p.job_key COLLATE "C" < split_part(r.job_key, ':', 1) || ';'
+    WHERE p.job_key COLLATE "C" >= jobs.job || ':'
+      AND p.job_key COLLATE "C" < jobs.job || ';'
       AND p.status || '' = 'SUCCEEDED' AND isfinite(p.started_at) AND isfinite(p.finished_at)
     ORDER BY p.job_key COLLATE "C" DESC
     LIMIT 50
   ) AS latest
-) AS past
-WHERE r.status = 'RUNNING'
-  AND (a.heartbeat_at + a.lease < now()
-    OR r.started_at + coalesce(a.stale_after, $1::bigint * interval '1 microsecond') < now())
-ORDER BY r.started_at, r.job_key`
+  GROUP BY jobs.job
+)
+SELECT found.*,
+  coalesce((extract(epoch FROM usual.typical) * 1000000)::bigint, 0),
+  coalesce((extract(epoch FROM usual.longest) * 1000000)::bigint, 0)
+FROM found
+LEFT JOIN usual
+  ON usual.job = split_part(found.job_key, ':', 1)
+ORDER BY found.started_at, found.job_key`
 
 // Stale lists stale runs, oldest first. The limit is for runs that carry none.
 func (s *Store) Stale(ctx context.Context, db DB, limit time.Duration) ([]StaleRow, error) {
@@ -190,7 +199,7 @@ func (s *Store) Stale(ctx context.Context, db DB, limit time.Duration) ([]StaleR
 	return pgx.CollectRows(rows, func(row pgx.CollectableRow) (st StaleRow, err error) {
 		var silent, overdue, typical, longest int64
 		var moved pgtype.Timestamptz
-		st.Row, err = scanRow(row, &silent, &overdue, &st.Alive, &moved, &typical, &longest, &st.Session)
+		st.Row, err = scanRow(row, &silent, &overdue, &st.Alive, &moved, &st.Session, &typical, &longest)
 		st.Typical, st.Longest = time.Duration(typical)*time.Microsecond, time.Duration(longest)*time.Microsecond
 		st.Silent, st.Overdue = time.Duration(silent)*time.Microsecond, time.Duration(overdue)*time.Microsecond
 		st.ItemsMovedAt = moved.Time
