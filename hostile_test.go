@@ -56,6 +56,23 @@ func TestNeighbourThatTakesARunOverIsNotEndedByUs(t *testing.T) {
 	}
 }
 
+// A neighbour's end that is no moment does not keep an approved run from running.
+func TestEndlessRowsCanBeRunAgain(t *testing.T) {
+	t.Parallel()
+	db := pgtest.New(t)
+	r := newRunner(t, db.Pool, jobrun.Options{})
+	for name, finished := range map[string]string{"infinity": "'infinity'", "never": "NULL", "before-all": "'-infinity'"} {
+		job, executions := countingJob(name)
+		exec(t, db.Pool, `INSERT INTO batch_job_run (job_key, status, finished_at, worker_id) VALUES ($1, 'FAILED', `+finished+`, 'node-1')`, job.Key(date))
+		if _, err := r.ApproveRerun(t.Context(), recordOf(t, r, job.Key(date)), operator); err != nil {
+			t.Fatal(err)
+		}
+		if res, err := r.RunDate(t.Context(), job, date); err != nil || !res.Ran() || executions.Load() != 1 {
+			t.Errorf("%s: %+v, %v", name, res, err)
+		}
+	}
+}
+
 // An attempt whose run plain SQL has taken away, or whose row it has deleted, does
 // not stay open in the history for ever: the next action or re-claim closes it.
 func TestAttemptThatLostItsRowIsClosed(t *testing.T) {

@@ -135,7 +135,7 @@ WITH bound AS MATERIALIZED (
     AND coalesce(r.token::text, '') = $5::text
     AND r.worker_id = $10::text
     AND r.status || '' = $11::text
-    AND r.finished_at IS NOT DISTINCT FROM $12::timestamptz
+    AND CASE WHEN isfinite(r.finished_at) THEN r.finished_at END IS NOT DISTINCT FROM $12::timestamptz
     AND r.pruned_at IS NULL
     AND (r.status || '' = 'FAILED' AND r.next_attempt_at <= clock_timestamp()
         AND (r.token IS NULL OR EXISTS (SELECT FROM batch_job_attempt AS a WHERE ` + sameAttempt + ` AND ` + asLeft + `))
