@@ -90,6 +90,9 @@ func TestAttemptThatLostItsRowIsClosed(t *testing.T) {
 			exec(t, db.Pool, taken, key)
 			if name == "deleted" {
 				second := launch(t, t.Context(), r, jobrun.Job{Name: "daily"})
+				if second.run.Attempt() != 2 {
+					t.Errorf("the number of the next attempt is %d", second.run.Attempt())
+				}
 				if _, err := first.end(t, nil); !errors.Is(err, jobrun.ErrLeaseLost) {
 					t.Errorf("the first attempt: %v", err)
 				}

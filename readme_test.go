@@ -28,6 +28,7 @@ import (
 
 	"github.com/seed-ccb5b62c/jobrun"
 	"github.com/seed-ccb5b62c/jobrun/internal/pgtest"
+	"github.com/seed-ccb5b62c/jobrun/internal/torture/checker"
 )
 
 // The READMEs are tested as they are. A Go block that begins with "package" is a
@@ -670,6 +671,40 @@ func TestReadmeNamesTestsThatExist(t *testing.T) {
 		if !strings.Contains(all, "\nfunc "+name[1]+"(") {
 			t.Errorf("there is no %s", name[1])
 		}
+	}
+}
+
+// TestReadmeNamesRulesThatExist: what the guarantees name in the model and in the
+// checker of the torture run.
+func TestReadmeNamesRulesThatExist(t *testing.T) {
+	model := readFile(t, "internal/model/protocol.pml")
+	named := map[string]bool{}
+	_, guarantees, _ := strings.Cut(readFile(t, "README.md"), "\n## Guarantees\n")
+	guarantees, _, _ = strings.Cut(guarantees, "\n## ")
+	read := 0
+	for line := range strings.Lines(guarantees) {
+		cells := strings.Split(strings.TrimSpace(line), "|")
+		if len(cells) != 6 || strings.HasPrefix(cells[1], "-") || strings.TrimSpace(cells[1]) == "effect" {
+			continue
+		}
+		read++
+		for _, m := range regexp.MustCompile("`(\\w+)`").FindAllStringSubmatch(cells[4], -1) {
+			if !regexp.MustCompile(`(?m)^\t` + m[1] + `, `).MatchString(model) {
+				t.Errorf("the model has no rule %s", m[1])
+			}
+		}
+		for _, m := range regexp.MustCompile(`"([^"]+)"`).FindAllStringSubmatch(cells[4], -1) {
+			named[m[1]] = true
+		}
+	}
+	if read < 20 {
+		t.Errorf("read %d guarantees, there are more", read)
+	}
+	for _, rule := range checker.Rules {
+		delete(named, rule.Name)
+	}
+	if len(named) > 0 {
+		t.Errorf("the checker has no rules %v", slices.Collect(maps.Keys(named)))
 	}
 }
 
