@@ -113,7 +113,7 @@ func sleep(ctx context.Context, d time.Duration) bool {
 }
 
 // start starts a worker at a place.
-func (t *torture) start(p *place, calm bool) error {
+func (t *torture) start(ctx context.Context, p *place, calm bool) error {
 	s := settings{
 		Name: fmt.Sprintf("w%d", len(t.processes)+1), URL: p.proxy.URL(), LogURL: t.url, Begin: t.begin, Every: t.every, Shift: t.shift,
 		Skew: time.Duration(t.draws.Int64N(int64(20*time.Minute))) - 10*time.Minute,
@@ -154,7 +154,7 @@ func (t *torture) start(p *place, calm bool) error {
 		case w.peace.Load():
 			how = "in peace"
 		}
-		if _, err := t.notes.write(`INSERT INTO torture.process (session, ended) SELECT $2, $3 WHERE $1::uuid IS NOT NULL ON CONFLICT DO NOTHING`, w.Name, how); err != nil {
+		if _, err := t.notes.write(ctx, `INSERT INTO torture.process (session, ended) SELECT $2, $3 WHERE $1::uuid IS NOT NULL ON CONFLICT DO NOTHING`, w.Name, how); err != nil {
 			t.wrong("server", "", err.Error())
 		}
 		close(w.ended)
@@ -166,7 +166,7 @@ func (t *torture) start(p *place, calm bool) error {
 func (t *torture) replace(p *place) {
 	p.proxy.Disarm()
 	p.proxy.Delay(0)
-	if err := t.start(p, false); err != nil {
+	if err := t.start(context.Background(), p, false); err != nil {
 		t.wrong("process", "", err.Error())
 	}
 }
@@ -198,7 +198,7 @@ func (t *torture) term(p *place) {
 func (t *torture) exhaust(p *place) { p.now.signal(syscall.SIGUSR1) }
 
 func (t *torture) terminate(*place) {
-	_ = t.notes.try(`SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name ~ '^w[0-9]|operator' ORDER BY random() LIMIT 1`) // perhaps there is none now
+	_ = t.notes.try(context.Background(), `SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name ~ '^w[0-9]|operator' ORDER BY random() LIMIT 1`) // perhaps there is none now
 }
 
 func (t *torture) hold(p *place) {

@@ -53,7 +53,7 @@ func (w *worker) job(k kind) jobrun.Job {
 // kind's work, in which something may go wrong, and notes what it returns.
 func (w *worker) execute(ctx context.Context, run *jobrun.Run, k kind) (err error) {
 	rng := rand.New(rand.NewPCG(w.Seed, rand.Uint64()))
-	id := w.note(`
+	id := w.note(ctx, `
 		INSERT INTO torture.execution (id, session, worker, job_key, attempt, trigger)
 		SELECT $1, $2, coalesce((SELECT worker_id FROM public.batch_job_attempt WHERE job_key = $3 AND attempt = $4), ''), $3, $4, $5
 		ON CONFLICT (id) DO NOTHING`, w.Name, run.Key(), run.Attempt(), string(run.Trigger()))
@@ -66,7 +66,7 @@ func (w *worker) execute(ctx context.Context, run *jobrun.Run, k kind) (err erro
 		if err != nil {
 			text = err.Error()
 		}
-		w.note(`INSERT INTO torture.returned (id, execution, outcome, error) VALUES ($1, $2, $3, $4) ON CONFLICT (id) DO NOTHING`, id, outcome, text)
+		w.note(ctx, `INSERT INTO torture.returned (id, execution, outcome, error) VALUES ($1, $2, $3, $4) ON CONFLICT (id) DO NOTHING`, id, outcome, text)
 	}()
 	fate := rng.IntN(100)
 	if w.calm.Load() {

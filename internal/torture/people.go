@@ -133,7 +133,7 @@ func (t *torture) act(ctx context.Context, kind string, rec jobrun.Record, a job
 	case errors.Is(err, jobrun.ErrAlive):
 		answer = "alive"
 	}
-	if _, err := t.notes.write(`
+	if _, err := t.notes.write(ctx, `
 		INSERT INTO torture.action (reason, action, job_key, attempt, status, forced, reset, answer)
 		SELECT $2, $3, $4, $5, $6, $7, $8, $9
 		WHERE $1::uuid IS NOT NULL

@@ -42,8 +42,16 @@ func (t *torture) verdict(ctx context.Context, report checker.Report) int {
 	for _, v := range report.Violations {
 		violations[v.Rule]++
 	}
+	idle := ""
 	for _, rule := range checker.Rules {
+		if report.Judged[rule.Name] == 0 {
+			idle = rule.Name
+		}
 		t.printf("  %-29s %8d cases, %d violations", rule.Name, report.Judged[rule.Name], violations[rule.Name])
+	}
+	if len(report.Violations) == 0 && t.thorough && idle != "" {
+		t.printf("\nno verdict: there was no case of %q in all this time", idle)
+		return notJudged
 	}
 	if len(report.Violations) == 0 {
 		t.printf("\nverdict: no violation (seed %d, %s of faults, %s in all)", t.seed, t.duration, time.Since(t.begin).Round(time.Second))

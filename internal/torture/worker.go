@@ -86,7 +86,7 @@ func (w *worker) run() error {
 	defer stop()
 	w.calm.Store(w.Calm)
 	var err error
-	if w.pool, err = open(w.URL, w.Name, w.Conns, func(c *pgxpool.Config) {
+	if w.pool, err = open(ctx, w.URL, w.Name, w.Conns, func(c *pgxpool.Config) {
 		c.ConnConfig.DefaultQueryExecMode = w.Mode
 		c.ConnConfig.RuntimeParams["default_transaction_isolation"] = w.Isolation
 		if w.Async {
@@ -96,7 +96,7 @@ func (w *worker) run() error {
 		return err
 	}
 	w.db = stdlib.OpenDBFromPool(w.pool)
-	if w.notes, err = newNotebook(w.LogURL); err != nil {
+	if w.notes, err = newNotebook(ctx, w.LogURL); err != nil {
 		return err
 	}
 	w.r, err = jobrun.New(w.pool, seoul, &jobrun.Options{
@@ -133,7 +133,7 @@ func (w *worker) run() error {
 }
 
 // open opens a pool under a name for its sessions.
-func open(url, name string, conns int, set func(*pgxpool.Config)) (*pgxpool.Pool, error) {
+func open(ctx context.Context, url, name string, conns int, set func(*pgxpool.Config)) (*pgxpool.Pool, error) {
 	c, err := pgxpool.ParseConfig(url)
 	if err != nil {
 		return nil, err
@@ -144,7 +144,7 @@ func open(url, name string, conns int, set func(*pgxpool.Config)) (*pgxpool.Pool
 	if set != nil {
 		set(c)
 	}
-	return pgxpool.NewWithConfig(context.Background(), c)
+	return pgxpool.NewWithConfig(ctx, c)
 }
 
 // now is the process's clock.
@@ -171,8 +171,10 @@ func (w *worker) call(ctx context.Context, rng *rand.Rand) {
 	n := max(0, last-rng.IntN(8))
 	k := rng.IntN(byDate)
 	if w.Calm { // until everything has come to an end
-		w.answered(w.r.RetryDue(ctx, w.jobs...))
-		w.answered(w.r.CatchUp(ctx, w.jobs[k], date(0), date(w.Last), 100))
+		all, err := w.r.RetryDue(ctx, w.jobs...)
+		w.answered(ctx, all, err)
+		all, err = w.r.CatchUp(ctx, w.jobs[k], date(0), date(w.Last), 100)
+		w.answered(ctx, all, err)
 		return
 	}
 	if rng.IntN(30) == 0 { // a caller that loses patience, be it with the claim or with the job
@@ -184,20 +186,22 @@ func (w *worker) call(ctx context.Context, rng *rand.Rand) {
 	one := context.WithValue(ctx, executedKey{}, &e)
 	switch p := rng.IntN(100); {
 	case p < 8:
-		w.answered(w.r.RetryDue(ctx, w.jobs...))
+		all, err := w.r.RetryDue(ctx, w.jobs...)
+		w.answered(ctx, all, err)
 	case p < 12:
-		w.answered(w.r.CatchUp(ctx, w.jobs[k], date(max(0, last-12)), date(last), 3))
+		all, err := w.r.CatchUp(ctx, w.jobs[k], date(max(0, last-12)), date(last), 3)
+		w.answered(ctx, all, err)
 	case p < 16:
 		res, err := w.r.Run(one, w.jobs[byDate+rng.IntN(2)])
-		w.answer(res, e, err)
+		w.answer(ctx, res, e, err)
 	default:
 		res, err := w.r.RunDate(one, w.jobs[k], date(n))
-		w.answer(res, e, err)
+		w.answer(ctx, res, e, err)
 	}
 }
 
 // answer notes what a call has answered.
-func (w *worker) answer(res jobrun.Result, e executed, err error) {
+func (w *worker) answer(ctx context.Context, res jobrun.Result, e executed, err error) {
 	kind := "other"
 	switch _, failed := err.(*jobrun.RunError); { //nolint:errorlint // what the call says, not what the job says
 	case err == nil:
@@ -211,22 +215,22 @@ func (w *worker) answer(res jobrun.Result, e executed, err error) {
 	case errors.Is(err, jobrun.ErrShutdown):
 		kind = "shutdown"
 	}
-	w.noteAnswer(res, e, kind, err)
+	w.noteAnswer(ctx, res, e, kind, err)
 }
 
 // answered notes what a call about several runs has answered: its error does not
 // say which run it is about.
-func (w *worker) answered(all []jobrun.Result, err error) {
+func (w *worker) answered(ctx context.Context, all []jobrun.Result, err error) {
 	for _, res := range all {
 		if err == nil {
-			w.noteAnswer(res, executed{}, "", nil)
+			w.noteAnswer(ctx, res, executed{}, "", nil)
 		} else if res.Ran() && res.Record.Status != jobrun.Running {
-			w.noteAnswer(res, executed{}, "other", err)
+			w.noteAnswer(ctx, res, executed{}, "other", err)
 		}
 	}
 }
 
-func (w *worker) noteAnswer(res jobrun.Result, e executed, kind string, err error) {
+func (w *worker) noteAnswer(ctx context.Context, res jobrun.Result, e executed, kind string, err error) {
 	if kind == "" && !res.Ran() && rand.IntN(10) > 0 {
 		return // most calls find nothing to do; some of them are enough
 	}
@@ -234,19 +238,19 @@ func (w *worker) noteAnswer(res jobrun.Result, e executed, kind string, err erro
 	if err != nil {
 		text = err.Error()
 	}
-	w.note(`
+	w.note(ctx, `
 		INSERT INTO torture.answer (id, session, worker, job_key, attempt, decision, status, kind, error)
 		SELECT $1, $2, coalesce((SELECT worker FROM torture.execution WHERE id::text = $10), $3), $4, $5, $6, $7, $8, $9
 		ON CONFLICT (id) DO NOTHING`, w.Name,
 		res.Record.WorkerID, res.Record.Key, cmp.Or(e.attempt, res.Record.Attempt), string(res.Decision), string(res.Record.Status), kind, text, e.execution)
 	if res.Decision != "" {
-		w.note(`INSERT INTO torture.wanted (job_key) SELECT $2 WHERE $1::uuid IS NOT NULL ON CONFLICT DO NOTHING`, res.Record.Key)
+		w.note(ctx, `INSERT INTO torture.wanted (job_key) SELECT $2 WHERE $1::uuid IS NOT NULL ON CONFLICT DO NOTHING`, res.Record.Key)
 	}
 }
 
 // note writes a line for the checker; a process that cannot do so ends.
-func (w *worker) note(sql string, args ...any) string {
-	id, err := w.notes.write(sql, args...)
+func (w *worker) note(ctx context.Context, sql string, args ...any) string {
+	id, err := w.notes.write(ctx, sql, args...)
 	if err != nil {
 		fmt.Fprintf(os.Stderr, "worker %s: cannot write for the checker: %v\n", w.Name, err)
 		_ = syscall.Kill(os.Getpid(), syscall.SIGKILL)
