@@ -89,6 +89,13 @@ func TestAttemptThatLostItsRowIsClosed(t *testing.T) {
 			key := first.run.Key()
 			exec(t, db.Pool, taken, key)
 			if name == "deleted" {
+				if _, err := r.Skip(t.Context(), key, operator); err != nil { // a person who sees no run
+					t.Fatal(err)
+				}
+				if row := query[string](t, db.Pool, `SELECT concat_ws(' ', r.attempt, p.attempt) FROM batch_job_run AS r, batch_job_action AS p`); row != "1 0" {
+					t.Errorf("attempts of the run and of the action: %s", row)
+				}
+				exec(t, db.Pool, taken, key)
 				second := launch(t, t.Context(), r, jobrun.Job{Name: "daily"})
 				if second.run.Attempt() != 2 {
 					t.Errorf("the number of the next attempt is %d", second.run.Attempt())

@@ -142,7 +142,7 @@ CREATE TRIGGER batch_job_action_append_only
 COMMENT ON TABLE  batch_job_action IS 'What people did about runs, append-only: a trigger refuses UPDATE, DELETE and TRUNCATE.';
 COMMENT ON COLUMN batch_job_action.id IS 'Order of the actions.';
 COMMENT ON COLUMN batch_job_action.job_key IS 'The run.';
-COMMENT ON COLUMN batch_job_action.attempt IS 'The attempt that the person saw; 0 when there was none.';
+COMMENT ON COLUMN batch_job_action.attempt IS 'The attempt that the person saw, under its number in the history; 0 when there was no run.';
 COMMENT ON COLUMN batch_job_action.action IS 'MARK_FAILED, APPROVE_RERUN or SKIP.';
 COMMENT ON COLUMN batch_job_action.acted_by IS 'Who, as the application named the person.';
 COMMENT ON COLUMN batch_job_action.reason IS 'Why, in the words of that person.';

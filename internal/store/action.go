@@ -192,7 +192,7 @@ WITH bound AS MATERIALIZED (
 ), noted AS (
   INSERT INTO batch_job_action
     (token, job_key, attempt, action, acted_by, reason, forced, reset_items)
-  SELECT $7::text::uuid, job_key, attempt, $8::text, $9::text, $10::text, $11::boolean, false
+  SELECT $7::text::uuid, job_key, 0, $8::text, $9::text, $10::text, $11::boolean, false
   FROM done
 )
 SELECT` + rowColumns + `
