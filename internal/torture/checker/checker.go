@@ -92,7 +92,7 @@ type check struct {
 	asked     []asked
 	actions   []*action // by id
 	byReason  map[string][]*action
-	tokens    map[string]bool // of all claims
+	tokens    map[string]*attempt // of all claims, the latest with each
 	rewritten []rewritten
 	stale     []stale
 	ended     map[string]string // how worker processes have ended, by their session

@@ -255,6 +255,7 @@ const (
 	blind       = "tx:2026-01-03"       // another program's UPDATE ended it; two re-runs
 	completed   = "complete:2026-01-04" // at the first attempt
 	deleted     = "fence:2026-01-05"    // its row, by hand; claimed anew
+	repeated    = "plain:2026-01-19"    // the same, by the repeat of a claim whose answer was lost
 	neighbours  = "plain:2026-01-06"    // made and done by another program; run again by force
 	unstarted   = "plain:2026-01-07"    // its first claim was never executed; then it skipped
 	skipped     = "plain:2026-01-08"    // by a person, before its run
@@ -322,6 +323,17 @@ func (s *story) tell() {
 	s.do("psql", deleted, `DELETE FROM batch_job_run WHERE job_key = $key`)
 	s.answer("w1", deleted, n, "RAN", "", "lost")
 	s.attempt("w2", deleted, "MANUAL", "nil", false, "item-1", "item-2")
+
+	s.claim("w1", repeated, "SCHEDULE")
+	s.do("psql", repeated, `DELETE FROM batch_job_run WHERE job_key = $key`)
+	s.do("w1", repeated, `
+		INSERT INTO batch_job_run (job_key, status, worker_id, started_at, attempt, token)
+		SELECT job_key, 'RUNNING', worker_id, clock_timestamp(), 2, token FROM batch_job_attempt WHERE job_key = $key`, `
+		INSERT INTO batch_job_attempt (job_key, attempt, token, worker_id, trigger, started_at, heartbeat_at, lease)
+		SELECT job_key, attempt, token, worker_id, 'SCHEDULE', started_at, started_at, '1 hour' FROM batch_job_run WHERE job_key = $key`)
+	s.execute("w1", repeated, "2")
+	s.returns(repeated, "2", "nil")
+	s.finish("w1", repeated, "SUCCEEDED", false, "")
 
 	s.do("neighbour", neighbours, `INSERT INTO batch_job_run (job_key, status, worker_id) VALUES ($key, 'RUNNING', 'node')`)
 	s.answer("w1", neighbours, "1", "ALREADY_RUNNING", "RUNNING", "")

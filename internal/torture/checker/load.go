@@ -23,7 +23,7 @@ func load(ctx context.Context, conn *pgx.Conn) (*check, error) {
 			Actions: map[string]int{}, Faults: map[string]int{},
 		}},
 		jobs: map[string]job{}, byKey: map[string]*run{}, byReason: map[string][]*action{},
-		tokens: map[string]bool{}, ended: map[string]string{}, words: map[string]string{},
+		tokens: map[string]*attempt{}, ended: map[string]string{}, words: map[string]string{},
 	}
 	var on bool
 	if err := conn.QueryRow(ctx, `SELECT current_setting('track_commit_timestamp')::boolean`).Scan(&on); err != nil {

@@ -47,7 +47,8 @@ type attempt struct {
 	session string
 	claim   *change
 	grounds grounds
-	granted bool // it executes an approval: its own, or that of a claim before which was never started
+	repeats *attempt // the claim before of the same call, if its answer was lost and somebody ended it; nil: none
+	granted bool     // it executes an approval: its own, or that of a claim before which was never started
 
 	live  []span // when it held its run: more than one if a hand gave it back
 	ends  map[who]bool
@@ -273,10 +274,12 @@ func (w *walk) claim(ch *change, carry bool) *attempt {
 	if w.r.byNumber[n.Attempt] != nil {
 		wrong("there was an attempt of this number")
 	}
-	if n.Token == "" || c.tokens[n.Token] {
+	if first := c.tokens[n.Token]; n.Token == "" || first != nil && !w.repeats(a, first) {
 		wrong("its token %q is not a new one", n.Token)
+	} else {
+		a.repeats = first
 	}
-	c.tokens[n.Token] = true
+	c.tokens[n.Token] = a
 	if !strings.HasPrefix(n.Worker, ch.session+"-") {
 		wrong("it names the worker %s", n.Worker)
 	}
@@ -298,6 +301,14 @@ func (w *walk) claim(ch *change, carry bool) *attempt {
 		}
 	}
 	return a
+}
+
+// repeats tells whether a claim may be the repeat of one whose answer was lost: of the
+// same run by the same worker, which somebody else had ended before. That the first
+// one was not executed is judged with the executions.
+func (w *walk) repeats(a, first *attempt) bool {
+	return w.r.byNumber[first.number] == first && first.worker == a.worker && first.session == a.session &&
+		first.end != nil && !first.ends[worker]
 }
 
 // neverStarted is how the end of a claim reads whose job was not called. Jobs of a

@@ -46,7 +46,7 @@ type Rule struct{ Name, Text string }
 // Rules are all that Check judges, in the order in which a reader needs them.
 var Rules = []Rule{
 	{ruleRecord, "every change of a run's row begins where the one before has ended, and the last one has left the row as it is"},
-	{ruleClaim, "a worker claims only a run without a row, one that FAILED and is due, or one with an approval that still holds; under a number above all before, with a new token, in its own name"},
+	{ruleClaim, "a worker claims only a run without a row, one that FAILED and is due, or one with an approval that still holds; under a number above all before, with a new token (or that of the same call's claim, if its answer was lost and somebody has ended it before it was executed), in its own name"},
 	{ruleEnd, "an attempt is ended from RUNNING, under its number, token and worker, by the process that claimed it or by a person, and by no other process"},
 	{ruleOther, "workers change no row in another way, except that they record a date as SKIPPED; and nobody unknown changes one"},
 	{ruleExecution, "every attempt is executed at most once, after its claim, by the worker that made it"},
@@ -134,6 +134,9 @@ func (c *check) executions(r *run) {
 		a.execs = append(a.execs, e)
 	}
 	for _, a := range r.attempts {
+		if a.repeats != nil && len(a.repeats.execs) > 0 {
+			c.broken(ruleClaim, r.key, "attempt %d has the token of attempt %d, which was executed", a.number, a.repeats.number)
+		}
 		if a.never && len(a.execs) > 0 {
 			c.broken(ruleNever, r.key, "attempt %d was executed at %s", a.number, clock(a.execs[0].at))
 		}

@@ -90,6 +90,12 @@ var tamperings = []struct {
 		[]string{ruleClaim},
 	},
 	{
+		"a token again, and both attempts executed", on(repeated, `
+			INSERT INTO torture.execution (id, session, worker, job_key, attempt, trigger)
+			SELECT gen_random_uuid(), session, worker, job_key, 1, trigger FROM torture.execution WHERE job_key = %s`),
+		[]string{ruleClaim},
+	},
+	{
 		"a number again", fmt.Sprintf(`
 			UPDATE torture.change
 			SET before = jsonb_set(before, '{attempt}', '1'), after = jsonb_set(after, '{attempt}', '1')
