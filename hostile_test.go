@@ -56,14 +56,18 @@ func TestNeighbourThatTakesARunOverIsNotEndedByUs(t *testing.T) {
 	}
 }
 
-// A neighbour's end that is no moment does not keep an approved run from running.
+// A neighbour's start or end that is no moment, or Go's zero time, does not keep a
+// person from approving a run, nor that from running.
 func TestEndlessRowsCanBeRunAgain(t *testing.T) {
 	t.Parallel()
 	db := pgtest.New(t)
 	r := newRunner(t, db.Pool, jobrun.Options{})
-	for name, finished := range map[string]string{"infinity": "'infinity'", "never": "NULL", "before-all": "'-infinity'"} {
+	for name, times := range map[string]string{
+		"infinity": "now(), 'infinity'", "never": "now(), NULL", "before-all": "now(), '-infinity'", "zero": "now(), '0001-01-01 00:00:00+00'",
+		"endless": "'infinity', 'infinity'", "since-ever": "'-infinity', NULL", "from-zero": "'0001-01-01 00:00:00+00', now()",
+	} {
 		job, executions := countingJob(name)
-		exec(t, db.Pool, `INSERT INTO batch_job_run (job_key, status, finished_at, worker_id) VALUES ($1, 'FAILED', `+finished+`, 'node-1')`, job.Key(date))
+		exec(t, db.Pool, `INSERT INTO batch_job_run (job_key, status, started_at, finished_at, worker_id) VALUES ($1, 'FAILED', `+times+`, 'node-1')`, job.Key(date))
 		if _, err := r.ApproveRerun(t.Context(), recordOf(t, r, job.Key(date)), operator); err != nil {
 			t.Fatal(err)
 		}

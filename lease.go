@@ -239,7 +239,7 @@ func (r *Runner) execute(ctx, jobCtx context.Context, job Job, run *Run) (Record
 			run.record = now
 		}
 		if err != nil {
-			return run.record, fmt.Errorf("%s: %w (the job itself: %w)", run.Key(), finishErr, err)
+			return run.record, fmt.Errorf("%s: %w (the job itself: %w)", run.Key(), finishErr, itself{err})
 		}
 		return run.record, fmt.Errorf("%s: %w", run.Key(), finishErr)
 	}
@@ -250,6 +250,18 @@ func (r *Runner) execute(ctx, jobCtx context.Context, job Job, run *Run) (Record
 	r.emit(ctx, Event{Record: record, Previous: Running, Err: err})
 	return record, err
 }
+
+// itself is the error of a job whose result was not recorded. What it says of the
+// lease is not what the call says: that is told by the error beside it.
+type itself struct{ err error }
+
+func (e itself) Error() string { return e.err.Error() }
+
+func (e itself) Is(target error) bool {
+	return target != ErrLeaseLost && target != ErrOutcomeUnknown && errors.Is(e.err, target)
+}
+
+func (e itself) As(target any) bool { return errors.As(e.err, target) }
 
 // call runs the function on a goroutine of its own and waits for it: a Goexit
 // ends that goroutine, not the caller's.

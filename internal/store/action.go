@@ -26,7 +26,7 @@ const keyLock = `hashtextextended('jobrun ' || $1::text, 0)`
 // it, after the key's advisory lock; each wait lasts at most lock_timeout. Then
 // it locks the attempt's row, if there is one, and reads it as it is after that
 // wait: a heartbeat that came meanwhile counts.
-const seenSQL = `
+var seenSQL = `
 WITH bound AS MATERIALIZED (
   SELECT set_config('lock_timeout', $2::text, true), ` + durable + `, pg_advisory_xact_lock(` + keyLock + `),
     clock_timestamp() AS now
@@ -38,7 +38,7 @@ WITH bound AS MATERIALIZED (
     AND r.status || '' = $3::text
     AND r.attempt = $4::integer
     AND coalesce(r.token::text, '') = $5::text
-    AND r.started_at = $6::timestamptz
+    AND ` + moment(`r.started_at`) + ` = $6::timestamptz
     AND r.worker_id = $14::text
   FOR NO KEY UPDATE OF r
 ), attempt AS MATERIALIZED (

@@ -3,8 +3,6 @@ package store
 import (
 	"context"
 	"time"
-
-	"github.com/jackc/pgx/v5/pgtype"
 )
 
 // Claim is what a process wants to execute.
@@ -106,7 +104,7 @@ const lastAttempt = `
 func leftOpen(from string) string {
 	return `, left_open AS (
   UPDATE batch_job_attempt AS a
-  SET finished_at = greatest(a.heartbeat_at, ` + from + `.started_at, a.started_at), outcome = 'FAILED', ended_by = 'OUTSIDE'
+  SET finished_at = greatest(a.heartbeat_at, CASE WHEN isfinite(` + from + `.started_at) THEN ` + from + `.started_at END, a.started_at), outcome = 'FAILED', ended_by = 'OUTSIDE'
   FROM ` + from + `
   WHERE a.job_key = ` + from + `.job_key
     AND a.attempt <> ` + from + `.number
@@ -135,7 +133,7 @@ WITH bound AS MATERIALIZED (
     AND coalesce(r.token::text, '') = $5::text
     AND r.worker_id = $10::text
     AND r.status || '' = $11::text
-    AND CASE WHEN isfinite(r.finished_at) THEN r.finished_at END IS NOT DISTINCT FROM $12::timestamptz
+    AND ` + moment(`r.finished_at`) + ` = $12::timestamptz
     AND r.pruned_at IS NULL
     AND (r.status || '' = 'FAILED' AND r.next_attempt_at <= clock_timestamp()
         AND (r.token IS NULL OR EXISTS (SELECT FROM batch_job_attempt AS a WHERE ` + sameAttempt + ` AND ` + asLeft + `))
@@ -177,7 +175,7 @@ JOIN history AS a ON true`
 func (s *Store) Reclaim(ctx context.Context, db DB, c Claim, seen Row, lock time.Duration) (row Row, found bool, err error) {
 	rows, err := db.Query(ctx, s.reclaim, c.Key, c.Worker, millis(lock), seen.Attempt, seen.Token,
 		c.ScheduledFor, c.Token, micros(c.Lease), micros(c.StaleAfter), seen.Worker,
-		seen.Status, pgtype.Timestamptz{Time: seen.FinishedAt, Valid: !seen.FinishedAt.IsZero()})
+		seen.Status, seen.FinishedAt)
 	return one(rows, err, collectRow)
 }
 

@@ -139,6 +139,12 @@ const approvedNow = `coalesce(r.approved_at IS NOT NULL AND r.approved_attempt =
 const noApproval = `approved_at = NULL, approved_attempt = NULL, approved_status = NULL, approved_worker = NULL,
     approved_finished_at = NULL`
 
+// moment is a time of a row as a [Row] has it: none and an infinite one are the zero
+// time, whatever another program has written.
+func moment(column string) string {
+	return `coalesce(CASE WHEN isfinite(` + column + `) THEN ` + column + ` END, timestamptz '0001-01-01 00:00:00+00')`
+}
+
 // retryable is the time from which a run r is to be tried again, if it is still
 // as the attempt a left it; a row that never was an attempt of ours says it alone.
 const retryable = `CASE WHEN r.status = 'FAILED' AND (r.token IS NULL OR ` + asLeft + `) THEN r.next_attempt_at END`

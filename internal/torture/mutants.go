@@ -55,7 +55,7 @@ var mutants = []mutant{
 	},
 	{
 		"compare-and-set", "a run is claimed again without a look at what was seen", "internal/store/claim.go",
-		"    AND r.attempt = $4::integer\n    AND coalesce(r.token::text, '') = $5::text\n    AND r.worker_id = $10::text\n    AND r.status || '' = $11::text\n    AND CASE WHEN isfinite(r.finished_at) THEN r.finished_at END IS NOT DISTINCT FROM $12::timestamptz\n    AND r.pruned_at IS NULL\n    AND (r.status || '' = 'FAILED' AND",
+		"    AND r.attempt = $4::integer\n    AND coalesce(r.token::text, '') = $5::text\n    AND r.worker_id = $10::text\n    AND r.status || '' = $11::text\n    AND ` + moment(`r.finished_at`) + ` = $12::timestamptz\n    AND r.pruned_at IS NULL\n    AND (r.status || '' = 'FAILED' AND",
 		"    AND $4::integer >= 0 AND $5::text IS NOT NULL AND $10::text <> '' AND $11::text <> '' AND ($12::timestamptz IS NULL OR true)\n    AND r.pruned_at IS NULL\n    AND (true OR r.status || '' = 'FAILED' AND",
 		"operator,delay",
 		[]string{"end", "claim"},
