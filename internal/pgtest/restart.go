@@ -13,9 +13,9 @@ import (
 	"time"
 )
 
-// Kill ends the server as a power cut would: the postmaster and all its children get SIGKILL, before any of them can
-// write anything more. It returns when they have ended; Restart starts the server again. It is for a server that Start
-// started, and must not be called at the same time as Quit, Restart or Stop.
+// Kill ends the server by SIGKILL of all its processes, so that none can write anything more; what they have written is
+// in the hands of the system, which goes on. It returns when they have ended; Restart starts the server again. It is for
+// a server that Start started, and must not be called at the same time as Quit, Restart or Stop.
 func (s *Server) Kill() error {
 	if err := s.running(); err != nil {
 		return err
@@ -23,11 +23,25 @@ func (s *Server) Kill() error {
 	if err := syscall.Kill(s.pid, syscall.SIGSTOP); err != nil { // so that it forks nothing more
 		return fmt.Errorf("stop postmaster %d: %w", s.pid, err)
 	}
-	children, err := childrenOf(s.pid)
-	for _, pid := range children {
-		_ = syscall.Kill(pid, syscall.SIGKILL) // it may have ended by itself
+	for end := time.Now().Add(startTimeout); ; time.Sleep(time.Millisecond) {
+		all, err := processes()
+		if err != nil || time.Now().After(end) {
+			return errors.Join(err, fmt.Errorf("processes of postmaster %d go on", s.pid), s.end(syscall.SIGKILL))
+		}
+		stopped, left := false, 0
+		for _, p := range all {
+			switch {
+			case p.pid == s.pid:
+				stopped = strings.HasPrefix(p.state, "T") // a signal takes a moment: it may be forking
+			case p.parent == s.pid && !strings.HasPrefix(p.state, "Z"):
+				left++
+				_ = syscall.Kill(p.pid, syscall.SIGKILL) // it may have ended by itself
+			}
+		}
+		if stopped && left == 0 {
+			return s.end(syscall.SIGKILL)
+		}
 	}
-	return errors.Join(err, s.end(syscall.SIGKILL))
 }
 
 // Quit ends the server by an immediate shutdown: it writes no checkpoint, and recovers when it starts again. See Kill.
@@ -44,9 +58,9 @@ func (s *Server) KillBackend(pid int) error {
 	if err := s.running(); err != nil {
 		return err
 	}
-	children, err := childrenOf(s.pid)
-	for _, child := range children {
-		if child == pid {
+	all, err := processes()
+	for _, p := range all {
+		if p.pid == pid && p.parent == s.pid {
 			return syscall.Kill(pid, syscall.SIGKILL)
 		}
 	}
@@ -110,17 +124,22 @@ func (s *Server) end(signal syscall.Signal) error {
 	}
 }
 
-// childrenOf lists the children of a process.
-func childrenOf(parent int) (pids []int, err error) {
-	out, err := exec.Command("ps", "-A", "-o", "pid=,ppid=").Output()
+type process struct {
+	pid, parent int
+	state       string // as ps tells it: T stopped, Z ended and not waited for
+}
+
+// processes lists those of the system.
+func processes() (all []process, err error) {
+	out, err := exec.Command("ps", "-A", "-o", "pid=,ppid=,stat=").Output()
 	if err != nil {
 		return nil, fmt.Errorf("ps: %w", err)
 	}
 	for line := range strings.Lines(string(out)) {
-		var pid, ppid int
-		if _, err := fmt.Sscan(line, &pid, &ppid); err == nil && ppid == parent {
-			pids = append(pids, pid)
+		var p process
+		if _, err := fmt.Sscan(line, &p.pid, &p.parent, &p.state); err == nil {
+			all = append(all, p)
 		}
 	}
-	return pids, nil
+	return all, nil
 }

@@ -41,7 +41,7 @@ type process struct {
 type fault struct {
 	name, what string
 	weight     float64
-	strike     func(t *torture, p *place)
+	strike     func(t *torture, p *place) bool // false: it met nothing
 }
 
 // statements are what cuts are aimed at, by a part of their SQL that no other has.
@@ -73,11 +73,13 @@ func faults() []fault {
 	}
 	for _, s := range statements[:len(statements)-1] {
 		all = append(all,
-			fault{"cut-before-" + s.name, "connection cut before a " + s.name + " reaches the server", 3, func(t *torture, p *place) {
+			fault{"cut-before-" + s.name, "connection cut before a " + s.name + " reaches the server", 3, func(_ *torture, p *place) bool {
 				p.proxy.CutBefore(s.match)
+				return true // the proxy counts
 			}},
-			fault{"cut-after-" + s.name, "answer to a " + s.name + " dropped and the connection cut", 3, func(t *torture, p *place) {
+			fault{"cut-after-" + s.name, "answer to a " + s.name + " dropped and the connection cut", 3, func(_ *torture, p *place) bool {
 				p.proxy.CutAfter(s.match)
+				return true
 			}})
 	}
 	return all
@@ -95,8 +97,10 @@ func (t *torture) chaos(ctx context.Context, chosen []fault, rng *rand.Rand) {
 			draw -= chosen[n].weight
 		}
 		p := t.places[rng.IntN(len(t.places))]
-		t.noteFault(chosen[n].name, p.now.Name)
-		chosen[n].strike(t, p)
+		t.replaceEnded(ctx, p)
+		if name := p.now.Name; chosen[n].strike(t, p) {
+			t.noteFault(chosen[n].name, name)
+		}
 	}
 }
 
@@ -134,6 +138,7 @@ func (t *torture) start(ctx context.Context, p *place, calm bool) error {
 	w := &process{settings: s, cmd: exec.Command(self), ended: make(chan struct{})}
 	w.cmd.Env = append(os.Environ(), workerVariable+"="+string(text))
 	w.cmd.Stderr = t.logFile
+	w.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true, Pgid: t.guard.Process.Pid}
 	if w.stdin, err = w.cmd.StdinPipe(); err != nil {
 		return err
 	}
@@ -162,12 +167,36 @@ func (t *torture) start(ctx context.Context, p *place, calm bool) error {
 	return nil
 }
 
+// startGuard starts the process whose group the workers join. It reads from a pipe
+// that only this process holds, and kills the group when that ends: a worker that is
+// stopped cannot see its own end of anything.
+func (t *torture) startGuard() (err error) {
+	t.guard = exec.Command("/bin/sh", "-c", "read -r _; kill -KILL 0")
+	t.guard.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	if t.guardEnds, err = t.guard.StdinPipe(); err == nil {
+		err = t.guard.Start()
+	}
+	if err != nil {
+		t.guard = nil
+	}
+	return err
+}
+
 // replace starts a worker in place of the one that was there.
-func (t *torture) replace(p *place) {
+func (t *torture) replace(ctx context.Context, p *place) {
 	p.proxy.Disarm()
 	p.proxy.Delay(0)
-	if err := t.start(context.Background(), p, false); err != nil {
+	if err := t.start(context.WithoutCancel(ctx), p, false); err != nil {
 		t.wrong("process", "", err.Error())
+	}
+}
+
+// replaceEnded replaces a worker that has ended, by a signal that it was not ready for.
+func (t *torture) replaceEnded(ctx context.Context, p *place) {
+	select {
+	case <-p.now.ended:
+		t.replace(ctx, p)
+	default:
 	}
 }
 
@@ -178,49 +207,65 @@ func (w *process) kill() {
 	w.signal(syscall.SIGKILL)
 }
 
-func (t *torture) kill(p *place) {
+func (t *torture) kill(p *place) bool {
 	p.now.kill()
-	t.replace(p)
+	t.replace(context.Background(), p)
+	return true
 }
 
-func (t *torture) stop(p *place) {
+func (t *torture) stop(p *place) bool {
 	w := p.now
 	w.signal(syscall.SIGSTOP)
 	t.later(time.Duration((1.2+2*t.draws.Float64())*float64(lease)), func() { w.signal(syscall.SIGCONT) })
+	return true
 }
 
-func (t *torture) term(p *place) {
+func (t *torture) term(p *place) bool {
 	p.now.signal(syscall.SIGCONT)
 	p.now.signal(syscall.SIGTERM)
-	t.replace(p)
+	t.replace(context.Background(), p)
+	return true
 }
 
-func (t *torture) exhaust(p *place) { p.now.signal(syscall.SIGUSR1) }
-
-func (t *torture) terminate(*place) {
-	_ = t.notes.try(context.Background(), `SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name ~ '^w[0-9]|operator' ORDER BY random() LIMIT 1`) // perhaps there is none now
+// exhaust asks a process to take all connections; it notes when it has them.
+func (t *torture) exhaust(p *place) bool {
+	p.now.signal(syscall.SIGUSR1)
+	return false
 }
 
-func (t *torture) hold(p *place) {
+func (t *torture) terminate(*place) (struck bool) {
+	_ = t.notes.pool.QueryRow(context.Background(), `
+		SELECT pg_terminate_backend(pid)
+		FROM pg_stat_activity
+		WHERE application_name ~ '^w[0-9]|operator'
+		ORDER BY random()
+		LIMIT 1`).Scan(&struck) // perhaps there is none now
+	return struck
+}
+
+func (t *torture) hold(p *place) bool {
 	p.proxy.Hold("") // whatever comes next
 	t.later(time.Duration(4*t.draws.Float64()*float64(lease)), p.proxy.Release)
+	return true // the proxy counts
 }
 
-func (t *torture) delay(p *place) {
+func (t *torture) delay(p *place) bool {
 	p.proxy.Delay(time.Duration(1+t.draws.IntN(40)) * time.Millisecond)
 	t.later(2*lease, func() { p.proxy.Delay(0) })
+	return true
 }
 
-func (t *torture) partition(p *place) {
+func (t *torture) partition(p *place) bool {
 	p.proxy.RefuseNew(true)
 	p.proxy.CutAll()
 	t.later(time.Duration(2*t.draws.Float64()*float64(lease)), func() { p.proxy.RefuseNew(false) })
+	return true
 }
 
-func (t *torture) crash(*place) { t.serverDown(t.server.Kill) }
-func (t *torture) quit(*place)  { t.serverDown(t.server.Quit) }
+func (t *torture) crash(*place) bool { return t.serverDown(t.server.Kill) }
+func (t *torture) quit(*place) bool  { return t.serverDown(t.server.Quit) }
 
-func (t *torture) serverDown(down func() error) {
+func (t *torture) serverDown(down func() error) bool {
 	err := down()
 	if err == nil {
 		err = t.server.Restart(context.Background())
@@ -229,15 +274,16 @@ func (t *torture) serverDown(down func() error) {
 		t.wrong("server", "", err.Error())
 		t.giveUp()
 	}
+	return err == nil
 }
 
-func (t *torture) backend(*place) {
+func (t *torture) backend(*place) bool {
 	var pid int
 	err := t.notes.pool.QueryRow(context.Background(), `SELECT pid FROM pg_stat_activity WHERE application_name ~ '^w[0-9]' ORDER BY random() LIMIT 1`).Scan(&pid)
 	if err == nil {
 		err = t.server.KillBackend(pid)
 	}
-	_ = err // nobody is connected just now, or not any more
+	return err == nil // else nobody is connected just now, or not any more
 }
 
 // later calls fn after a while, or at the end of the faults.
@@ -254,9 +300,10 @@ func (t *torture) struck() map[string]int {
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	counts := maps.Clone(t.counts)
-	maps.DeleteFunc(counts, func(name string, _ int) bool { return strings.HasPrefix(name, "cut-") })
+	maps.DeleteFunc(counts, func(name string, _ int) bool { return strings.HasPrefix(name, "cut-") || name == "hold" })
 	for _, p := range append(t.places, &place{proxy: t.people}) {
 		struck := p.proxy.Struck()
+		counts["hold"] += struck["hold "]
 		for _, s := range statements {
 			counts["cut-before-"+s.name] += struck["cut before "+s.match]
 			counts["cut-after-"+s.name] += struck["cut after "+s.match]

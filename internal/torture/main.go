@@ -86,16 +86,16 @@ func command(args []string, out, errOut io.Writer) int {
 		fmt.Fprintln(errOut, err)
 		return usage
 	}
+	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
+	defer stop()
 	if *damage != "" {
-		return runMutants(out, some, *seed)
+		return runMutants(ctx, out, some, *seed)
 	}
 	t := &torture{
 		out: out, seed: *seed, duration: *duration, every: *every, pause: *pause, disturbing: people, keep: *keep,
 		thorough: *list == "all" && !*quick && *duration >= time.Minute,
 		draws:    rand.New(rand.NewPCG(*seed, 1)), counts: map[string]int{},
 	}
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	defer stop()
 	code, err := t.run(ctx, *instances, picked, !*quick)
 	if err != nil {
 		fmt.Fprintln(errOut, "no verdict:", err)

@@ -3,6 +3,8 @@
 package main
 
 import (
+	"bytes"
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -13,6 +15,7 @@ import (
 	"regexp"
 	"slices"
 	"strings"
+	"syscall"
 	"time"
 )
 
@@ -45,13 +48,13 @@ var mutants = []mutant{
 		"WHERE r.job_key = $1::text\n    AND r.attempt = $2::integer\n    AND r.token = $3::text::uuid\n    AND r.worker_id = $10::text\n    AND r.status || '' = 'RUNNING'",
 		"WHERE r.job_key = $1::text\n    AND $2::integer > 0 AND $3::text <> '' AND $10::text <> ''\n    AND r.status || '' = 'RUNNING'",
 		"operator,second-operator,hand,stop",
-		[]string{"end", "claim"},
+		[]string{"no other change"},
 	},
 	{
 		"result-status", "the result is written whatever the status", "internal/store/attempt.go",
 		"    AND r.worker_id = $10::text\n    AND r.status || '' = 'RUNNING'", "    AND r.worker_id = $10::text",
 		"operator,second-operator,hand,stop",
-		[]string{"end", "claim"},
+		[]string{"no other change"},
 	},
 	{
 		"compare-and-set", "a run is claimed again without a look at what was seen", "internal/store/claim.go",
@@ -103,6 +106,12 @@ var mutants = []mutant{
 		[]string{"answers"},
 	},
 	{
+		"retry", "what failed is not tried again", "retry.go",
+		"	case interrupted:\n\t\treturn 0\n", "	case true:\n\t\treturn none\n",
+		"none",
+		[]string{"retry limit"},
+	},
+	{
 		"panic", "a panic counts as success", "lease.go",
 		"err = &PanicError{Value: v, Stack: stack()}\n\t\t\t}\n\t\t}()\n\t\terr = f(ctx, run)", "_ = &PanicError{Value: v, Stack: stack()}\n\t\t\t}\n\t\t}()\n\t\terr = f(ctx, run)",
 		"none",
@@ -143,8 +152,8 @@ var tries = []time.Duration{8 * time.Second, 8 * time.Second, 16 * time.Second, 
 
 // runMutants builds the command with each mutant and runs it until the checker finds
 // a violation of one of the rules that the mutant breaks.
-func runMutants(out io.Writer, some []mutant, seed uint64) int {
-	root, err := exec.Command("go", "list", "-m", "-f", "{{.Dir}}").Output()
+func runMutants(ctx context.Context, out io.Writer, some []mutant, seed uint64) int {
+	root, err := exec.CommandContext(ctx, "go", "list", "-m", "-f", "{{.Dir}}").Output()
 	if err != nil {
 		fmt.Fprintln(out, "-mutants needs the go command and this module's directory:", err)
 		return notJudged
@@ -158,7 +167,7 @@ func runMutants(out io.Writer, some []mutant, seed uint64) int {
 	code := sound
 	for _, m := range some {
 		begin := time.Now()
-		found, err := m.hunt(strings.TrimSpace(string(root)), dir, seed)
+		found, err := m.hunt(ctx, strings.TrimSpace(string(root)), dir, seed)
 		switch {
 		case err != nil:
 			code = notJudged
@@ -174,13 +183,19 @@ func runMutants(out io.Writer, some []mutant, seed uint64) int {
 }
 
 // hunt returns the rule that a mutant was found to violate, "" if none was.
-func (m mutant) hunt(root, dir string, seed uint64) (rule string, err error) {
-	binary, err := m.build(root, dir)
+func (m mutant) hunt(ctx context.Context, root, dir string, seed uint64) (rule string, err error) {
+	binary, err := m.build(ctx, root, dir)
 	if err != nil {
 		return "", err
 	}
 	for n, duration := range tries {
-		text, err := exec.Command(binary, "-quick", "-time", duration.String(), "-faults", m.faults, "-seed", fmt.Sprint(seed+uint64(n)), "-pause", "60ms").CombinedOutput()
+		limited, cancel := context.WithTimeout(ctx, duration+5*time.Minute)
+		run := exec.CommandContext(limited, binary, "-quick", "-time", duration.String(), "-faults", m.faults, "-seed", fmt.Sprint(seed+uint64(n)), "-pause", "60ms")
+		run.Env = append(os.Environ(), "TMPDIR="+dir) // what a run keeps that has found something goes with the directory
+		run.Cancel = func() error { return run.Process.Signal(syscall.SIGTERM) }
+		run.WaitDelay = time.Minute
+		text, err := run.CombinedOutput()
+		cancel()
 		var exit *exec.ExitError
 		if err != nil && (!errors.As(err, &exit) || exit.ExitCode() != violated) {
 			return "", fmt.Errorf("%w: %.2000s", err, text)
@@ -191,14 +206,14 @@ func (m mutant) hunt(root, dir string, seed uint64) (rule string, err error) {
 			}
 		}
 		if rule != "" {
-			return "", fmt.Errorf("found by %q, expected one of %q", rule, m.rules)
+			return "", fmt.Errorf("found by %q, expected one of %q: %.4000s", rule, m.rules, text[bytes.Index(text, []byte("VIOLATION")):])
 		}
 	}
 	return "", nil
 }
 
 // build compiles the command with the mutated file in place of the module's.
-func (m mutant) build(root, dir string) (binary string, err error) {
+func (m mutant) build(ctx context.Context, root, dir string) (binary string, err error) {
 	file := filepath.Join(root, filepath.FromSlash(m.file))
 	text, err := os.ReadFile(file)
 	if err != nil {
@@ -219,7 +234,7 @@ func (m mutant) build(root, dir string) (binary string, err error) {
 		return "", err
 	}
 	binary = filepath.Join(dir, m.name)
-	build := exec.Command("go", "build", "-overlay", overlay, "-o", binary, "./internal/torture")
+	build := exec.CommandContext(ctx, "go", "build", "-overlay", overlay, "-o", binary, "./internal/torture")
 	build.Dir = root
 	if text, err := build.CombinedOutput(); err != nil {
 		return "", fmt.Errorf("%w: %s", err, text)

@@ -17,7 +17,12 @@ import (
 func (t *torture) verdict(ctx context.Context, report checker.Report) int {
 	t.printf("\nwhat was done")
 	struck := t.struck()
+	struck["exhaust"] = report.Counts.Faults["exhaust"] // noted by the processes
+	idle := ""
 	for _, f := range faults() {
+		if struck[f.name] == 0 && t.duration >= 10*time.Minute {
+			idle = f.name
+		}
 		t.printf("  %-21s %7d  %s", f.name, struck[f.name], f.what)
 	}
 	for _, name := range []string{"cut-before-action", "cut-after-action"} {
@@ -42,7 +47,6 @@ func (t *torture) verdict(ctx context.Context, report checker.Report) int {
 	for _, v := range report.Violations {
 		violations[v.Rule]++
 	}
-	idle := ""
 	for _, rule := range checker.Rules {
 		if report.Judged[rule.Name] == 0 {
 			idle = rule.Name

@@ -10,6 +10,7 @@ import (
 	"math"
 	"math/rand/v2"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"sync"
 	"sync/atomic"
@@ -45,6 +46,8 @@ type torture struct {
 	last        int // the last date
 	shift       time.Duration
 	processes   []*process // all that were started
+	guard       *exec.Cmd  // ends them when this process ends, however it does
+	guardEnds   io.Closer
 	workers     sync.WaitGroup
 	timers      sync.WaitGroup
 	faulty      context.Context // while faults go on
@@ -180,6 +183,9 @@ func (t *torture) torment(ctx context.Context, picked []fault) error {
 	faulty, giveUp := context.WithTimeout(ctx, t.duration)
 	defer giveUp()
 	t.faulty, t.giveUp = faulty, giveUp
+	if err := t.startGuard(); err != nil {
+		return err
+	}
 	for _, p := range t.places {
 		if err := t.start(ctx, p, false); err != nil {
 			return err
@@ -256,23 +262,28 @@ func (t *torture) stopAll(ctx context.Context) error {
 		}
 		<-ended
 	}
-	ctx, cancel := context.WithTimeout(ctx, 30*time.Second)
+	limited, cancel := context.WithTimeout(ctx, 30*time.Second)
 	defer cancel()
 	for {
 		listed, missing, err := t.listStale(ctx)
-		if err == nil && missing == 0 || !sleep(ctx, 100*time.Millisecond) {
-			if err == nil {
-				err = pgx.BeginFunc(ctx, t.notes.pool, func(tx pgx.Tx) error {
-					if _, err := tx.Exec(ctx, `DELETE FROM torture.stale`); err != nil {
-						return err
-					}
-					_, err := tx.Exec(ctx, `INSERT INTO torture.stale SELECT unnest($1::text[])`, listed)
-					return err
-				})
+		if err == nil && missing == 0 || !sleep(limited, 100*time.Millisecond) {
+			if err == nil { // also when some are missing: the checker tells which
+				err = t.noteStale(ctx, listed)
 			}
 			return err
 		}
 	}
+}
+
+// noteStale writes down what Stale listed.
+func (t *torture) noteStale(ctx context.Context, listed []string) error {
+	return pgx.BeginFunc(ctx, t.notes.pool, func(tx pgx.Tx) error {
+		if _, err := tx.Exec(ctx, `DELETE FROM torture.stale`); err != nil {
+			return err
+		}
+		_, err := tx.Exec(ctx, `INSERT INTO torture.stale SELECT unnest($1::text[] || '{""}')`, listed)
+		return err
+	})
 }
 
 // listStale returns the keys that Stale lists, and how many RUNNING ones it does not.
@@ -328,7 +339,11 @@ func (t *torture) drain(ctx context.Context) error {
 			SELECT count(*)
 			FROM torture.wanted AS w
 			LEFT JOIN public.batch_job_run AS r ON r.job_key = w.job_key
-			WHERE r.status IS NULL OR r.status NOT IN ('SUCCEEDED', 'SKIPPED') OR r.approved_at IS NOT NULL`).Scan(&open)
+			WHERE r.status IS NULL
+				OR r.status NOT IN ('SUCCEEDED', 'SKIPPED')
+				OR r.approved_at IS NOT NULL -- and as the person saw it
+					AND (r.approved_attempt, r.approved_status, r.approved_worker) = (r.attempt, r.status, r.worker_id)
+					AND r.approved_finished_at IS NOT DISTINCT FROM r.finished_at`).Scan(&open)
 		if err != nil {
 			return err
 		}
@@ -389,5 +404,9 @@ func (t *torture) end() {
 		p.proxy.Close()
 	}
 	t.workers.Wait()
+	if t.guard != nil {
+		t.guardEnds.Close()
+		_ = t.guard.Wait() // it kills itself, too
+	}
 	t.people.Close()
 }

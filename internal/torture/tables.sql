@@ -96,7 +96,8 @@ CREATE TABLE torture.action (
   answer  text        NOT NULL    -- done, conflict, alive, other (nobody knows whether it was committed)
 );
 
--- What Stale listed once all processes had ended and every lease had run out.
+-- What Stale listed once all processes had ended and every lease had run out, and a
+-- row without a key: it was asked.
 CREATE TABLE torture.stale (
   job_key text PRIMARY KEY
 );

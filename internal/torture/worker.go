@@ -272,6 +272,9 @@ func (w *worker) exhaust() {
 			}
 			all = append(all, conn)
 		}
+		if len(all) == w.Conns {
+			w.note(ctx, `INSERT INTO torture.fault (at, kind, target) SELECT clock_timestamp(), 'exhaust', $2 WHERE $1::uuid IS NOT NULL`, w.Name)
+		}
 		w.pause(ctx, 2*lease)
 		cancel()
 		for _, conn := range all {

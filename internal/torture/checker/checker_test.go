@@ -351,8 +351,8 @@ func (s *story) tell() {
 	s.do("w1", holiday, `INSERT INTO batch_job_run (job_key, status, finished_at, worker_id, attempt, executions) VALUES ($key, 'SKIPPED', now(), 'w1-00000001', 0, 0)`)
 	s.answer("w1", holiday, "0", "NOT_DUE", "SKIPPED", "")
 
-	s.attempt("w1", reskipped, "SCHEDULE", "error", false)
-	s.answer("w3", reskipped, "1", "ALREADY_FAILED", "FAILED", "")
+	s.attempt("w1", reskipped, "SCHEDULE", "error", true)
+	s.answer("w3", reskipped, "1", "RETRY_LATER", "FAILED", "")
 	s.person("SKIP", reskipped, "", "done")
 	s.person("APPROVE_RERUN", reskipped, "", "done")
 	s.claim("w1", reskipped, "RERUN")
@@ -380,7 +380,7 @@ func (s *story) tell() {
 	s.execute("w1", taken, n)
 	s.effect("w1", taken, n, "item-1")
 	s.do("neighbour", taken, `UPDATE batch_job_run SET worker_id = 'node', started_at = clock_timestamp() WHERE job_key = $key`)
-	s.answer("w1", taken, "7", "RAN", "RUNNING", "lost") // of whatever is in its place
+	s.answer("w1", taken, "1", "RAN", "RUNNING", "lost")
 	writeTaken := `
 		INSERT INTO batch_job_attempt (job_key, attempt, token, worker_id, started_at, finished_at, outcome, ended_by)
 		SELECT job_key, 2, token, worker_id, started_at, clock_timestamp(), 'FAILED', 'PERSON' FROM batch_job_run WHERE job_key = $key;

@@ -73,7 +73,11 @@ func (c *check) items(r *run) {
 		c.once(r, ruleCheckpoint, slices.Concat(r.resets, r.successes, r.closings))
 		c.complete(r, slices.Concat(r.resets, r.successes))
 	case "fence":
-		c.complete(r, slices.Concat(r.resets, r.successes))
+		var every []int64 // nothing of an attempt before counts
+		for _, a := range r.attempts {
+			every = append(every, a.claim.seq)
+		}
+		c.complete(r, every)
 	case "complete":
 		c.commit(r)
 	}

@@ -361,7 +361,9 @@ func (c *check) readRest(ctx context.Context, conn *pgx.Conn) error {
 			return err
 		}
 		c.stale = append(c.stale, s)
-		c.run(s.key)
+		if s.key != "" {
+			c.run(s.key)
+		}
 		return nil
 	})
 	if err != nil {

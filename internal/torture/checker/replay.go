@@ -363,6 +363,9 @@ func (w *walk) finish(ch *change) {
 		if !n.Next.IsZero() && w.executed >= w.r.job.maxAttempts {
 			c.broken(ruleLimit, key, "attempt %d was execution %d of at most %d, and is to be tried again at %s", a.number, w.executed, w.r.job.maxAttempts, n.Next)
 		}
+		if n.Next.IsZero() && w.executed < w.r.job.maxAttempts { // the jobs of a torture run return no Permanent
+			c.broken(ruleLimit, key, "attempt %d was execution %d of at most %d, and is not to be tried again", a.number, w.executed, w.r.job.maxAttempts)
+		}
 	}
 	if n.Status == "SUCCEEDED" {
 		c.judge(ruleSuccess)

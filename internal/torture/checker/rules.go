@@ -51,7 +51,7 @@ var Rules = []Rule{
 	{ruleOther, "workers change no row in another way, except that they record a date as SKIPPED; and nobody unknown changes one"},
 	{ruleExecution, "every attempt is executed at most once, after its claim, by the worker that made it"},
 	{ruleNever, "a claim closed as never started has no execution and no effect, and is due at once"},
-	{ruleLimit, "an attempt that FAILED is to be tried again only while executions remain; approved ones and those never started do not count"},
+	{ruleLimit, "an attempt that FAILED is to be tried again while executions remain, and only then; approved ones and those never started do not count"},
 	{ruleApproval, "an approval is executed once: what then FAILED is not tried again by itself"},
 	{ruleSuccess, "between two attempts that SUCCEEDED, a person has forced it or something outside has changed the row"},
 	{ruleOutcome, "the end that a worker recorded is what the function has returned"},
@@ -73,7 +73,7 @@ var Rules = []Rule{
 	{ruleClosed, "nobody changes or deletes history that was closed"},
 	{rulePeace, "a process that was shut down while nothing went wrong has ended every attempt that was still its own, unless it told that it could not"},
 	{ruleStale, "what was left RUNNING is listed as stale, and nothing else"},
-	{ruleFinal, "every run that was wanted is SUCCEEDED or SKIPPED in the end"},
+	{ruleFinal, "every run that was wanted is SUCCEEDED or SKIPPED in the end, and no approval is left that nobody has executed"},
 }
 
 // judge counts a case of the rule.
@@ -191,7 +191,7 @@ func (c *check) end(r *run) {
 		return
 	}
 	c.judge(ruleFinal)
-	if r.now == nil || r.now.Status != "SUCCEEDED" && r.now.Status != "SKIPPED" {
+	if r.now == nil || r.now.Status != "SUCCEEDED" && r.now.Status != "SKIPPED" || pending(r.now) {
 		c.broken(ruleFinal, r.key, "it is %s", r.now.brief())
 	}
 }

@@ -63,7 +63,7 @@ var tamperings = []struct {
 	},
 	{
 		"a retry that was not allowed", edit(retried, 1, 2, "next_attempt_at", "'null'"),
-		[]string{ruleClaim, ruleDecision},
+		[]string{ruleClaim, ruleLimit, ruleDecision},
 	},
 	{
 		"a run taken over because it is old", edit(killed, 1, 3, "status", `'"RUNNING"'`) + `;` + set(killed, 3, "effects", "1"),
@@ -105,7 +105,7 @@ var tamperings = []struct {
 			UPDATE torture.change SET after = jsonb_set(after, '{attempt}', '1') WHERE seq = %[2]s;
 			UPDATE torture.effect SET attempt = 1 WHERE job_key = '%[1]s';
 			UPDATE batch_job_run SET attempt = 1 WHERE job_key = '%[1]s'`, deleted, nth(deleted, 2)),
-		[]string{ruleClaim, ruleExecution, ruleOutcome, ruleOwner, ruleLate, ruleCounted, ruleHistory},
+		[]string{ruleClaim, ruleExecution, ruleOutcome, ruleOwner, ruleLate, ruleCounted, ruleAnswer, ruleHistory},
 	},
 	{
 		"a claim in another's name", set(reskipped, 0, "session", "'w2'"),
@@ -328,6 +328,12 @@ var tamperings = []struct {
 		[]string{ruleComplete},
 	},
 	{
+		"a success behind a fence with an item of the attempt before", on(deleted, `
+			DELETE FROM torture.effect WHERE job_key = %s AND attempt = 2 AND item = 'item-1';
+			UPDATE torture.change SET effects = effects - 1 WHERE seq = `+nth(deleted, 3)),
+		[]string{ruleComplete},
+	},
+	{
 		"more items behind a fence", `UPDATE torture.job SET items = 3 WHERE job = 'fence'`,
 		[]string{ruleComplete},
 	},
@@ -381,6 +387,15 @@ var tamperings = []struct {
 	},
 	{
 		"a recorded result told as a lost lease", on(retried, `UPDATE torture.answer SET kind = 'lost' WHERE job_key = %s AND attempt = 1 AND decision = 'RAN'`),
+		[]string{ruleAnswer},
+	},
+	{
+		"a success told as a lost lease, where an attempt before was lost", on(deleted, `UPDATE torture.answer SET kind = 'lost' WHERE job_key = %s AND attempt = 2`),
+		[]string{ruleAnswer},
+	},
+	{
+		"a run that failed among others, told as what it never was", on(retried, `
+			UPDATE torture.answer SET kind = 'other', status = 'SKIPPED' WHERE job_key = %s AND attempt = 1 AND decision = 'RAN'`),
 		[]string{ruleAnswer},
 	},
 	{
@@ -444,7 +459,7 @@ var tamperings = []struct {
 	},
 	{
 		"a skip of a run that SUCCEEDED", edit(reskipped, 1, 2, "status", `'"SUCCEEDED"'`),
-		[]string{rulePeople, ruleOutcome, ruleAnswer, ruleDecision, ruleHistory},
+		[]string{ruleEnd, rulePeople, ruleOutcome, ruleAnswer, ruleDecision, ruleHistory},
 	},
 	{
 		"a confirmed action that was refused", `UPDATE torture.action SET answer = 'done' WHERE answer = 'conflict'`,
@@ -562,6 +577,18 @@ var tamperings = []struct {
 	},
 	{
 		"a wanted run that did not come", `INSERT INTO torture.wanted VALUES ('plain:2026-02-02')`,
+		[]string{ruleFinal},
+	},
+	{
+		"an approval that nobody executed", on(neighbours, `
+			DELETE FROM torture.change WHERE job_key = %s AND seq > `+nth(neighbours, 2)+`;
+			DELETE FROM batch_job_run WHERE job_key = %s;
+			INSERT INTO batch_job_run
+			SELECT r.* FROM torture.change, jsonb_populate_record(NULL::batch_job_run, after) AS r WHERE seq = `+nth(neighbours, 2)+`;
+			DELETE FROM batch_job_attempt WHERE job_key = %s AND attempt = 2;
+			DELETE FROM torture.execution WHERE job_key = %s AND attempt = 2;
+			DELETE FROM torture.returned WHERE NOT EXISTS (SELECT FROM torture.execution WHERE id = execution);
+			DELETE FROM torture.answer WHERE job_key = %s AND attempt = 2`),
 		[]string{ruleFinal},
 	},
 	{

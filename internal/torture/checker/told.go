@@ -19,11 +19,17 @@ func (c *check) answers(r *run) {
 		switch an.kind {
 		case "lost":
 			c.judge(ruleAnswer)
-			if !slices.ContainsFunc(r.attempts, func(a *attempt) bool { return a.by(an) && a.lost() }) {
+			if a := r.byNumber[an.attempt]; a == nil || !a.by(an) || !a.lost() {
 				wrong("nobody had taken it away")
 			}
-			continue // the answer may name what the run is now
+			continue // the status is what the run is now
 		case "", "run":
+		case "other": // one of several runs, and one of them failed
+			c.judge(ruleAnswer)
+			if !r.was(an) {
+				wrong("the run was not in that state before")
+			}
+			continue
 		default:
 			continue // it tells of no end
 		}
@@ -77,6 +83,7 @@ func (a *attempt) became() string {
 
 // states that the run must have been in, by the decision.
 var states = map[string]func(*row) bool{
+	"RAN":               func(*row) bool { return true },
 	"ALREADY_RUNNING":   func(r *row) bool { return r.Status == "RUNNING" },
 	"ALREADY_SUCCEEDED": func(r *row) bool { return r.Status == "SUCCEEDED" },
 	"ALREADY_SKIPPED":   func(r *row) bool { return r.Status == "SKIPPED" },
@@ -101,17 +108,20 @@ func (c *check) decision(r *run, an *answer) {
 	if an.kind != "" {
 		wrong("an error, although nothing was done")
 	}
-	state := states[an.decision]
-	if state == nil {
+	if states[an.decision] == nil {
 		wrong("unknown decision")
-		return
-	}
-	if !slices.ContainsFunc(r.changes, func(ch *change) bool {
-		return ch.after != nil && !ch.at.After(an.at) && state(ch.after) &&
-			(an.status == "" || ch.after.Status == an.status && ch.after.Attempt == an.attempt)
-	}) {
+	} else if !r.was(an) {
 		wrong("the run was not in that state before")
 	}
+}
+
+// was tells whether the run had been in the state that an answer tells of.
+func (r *run) was(an *answer) bool {
+	state := states[an.decision]
+	return slices.ContainsFunc(r.changes, func(ch *change) bool {
+		return ch.after != nil && !ch.at.After(an.at) && state(ch.after) &&
+			(an.status == "" || ch.after.Status == an.status && ch.after.Attempt == an.attempt)
+	})
 }
 
 // people judges what people asked for by what is there.
