@@ -101,6 +101,7 @@ func (t *torture) run(ctx context.Context, instances int, picked []fault, draine
 		}
 	}()
 	if err := t.prepare(ctx, instances); err != nil {
+		_ = os.RemoveAll(dir) // no worker has written anything yet
 		return notJudged, err
 	}
 	defer t.end()

@@ -51,7 +51,8 @@ CREATE TABLE torture.effect (
 CREATE INDEX ON torture.effect (job_key, attempt);
 
 -- One row per call of a job's function, written on another connection before
--- anything else is done in it; and what it returned, before it returned it.
+-- anything else is done in it; and what it returned, before it returned it. The
+-- session is the process's own word; the other columns are what the library told it.
 CREATE TABLE torture.execution (
   id      uuid        PRIMARY KEY, -- drawn by the call itself: a repeated insert is no second execution
   at      timestamptz NOT NULL DEFAULT clock_timestamp(),
