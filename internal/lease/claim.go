@@ -342,6 +342,9 @@ func (b *Book) repeatFor(ctx context.Context, limit time.Duration, kept share, f
 			// A try that is cut off would leave open what it did.
 			return undecided, fmt.Errorf("%w: %w", context.DeadlineExceeded, err)
 		}
+		if try == 0 && errors.Is(err, errUnseen) && ctx.Err() == nil {
+			continue // the other has committed: the next snapshot sees it
+		}
 		if !store.Pause(ctx, try) {
 			return undecided, fmt.Errorf("%w: %w", context.Cause(ctx), err)
 		}

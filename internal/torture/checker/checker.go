@@ -164,6 +164,7 @@ type change struct {
 	after     *row // nil: deleted
 	silent    bool
 	effects   int64 // -1: no attempt ended
+	again     bool  // what it left is to be tried again
 }
 
 // action is a row of batch_job_action.

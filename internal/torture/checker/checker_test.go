@@ -397,7 +397,9 @@ func (s *story) tell() {
 	s.do("psql", unsucceeded, `UPDATE batch_job_run SET status = 'STRANGE' WHERE job_key = $key`)
 	s.answer("w1", unsucceeded, "1", "UNKNOWN_STATUS", "STRANGE", "")
 	s.do("psql", unsucceeded, `UPDATE batch_job_run SET status = 'FAILED', next_attempt_at = clock_timestamp() WHERE job_key = $key`)
-	s.attempt("w3", unsucceeded, "RETRY", "nil", false)
+	s.answer("w1", unsucceeded, "1", "ALREADY_FAILED", "FAILED", "") // whatever time the hand wrote
+	s.person("APPROVE_RERUN", unsucceeded, "", "done")
+	s.attempt("w3", unsucceeded, "RERUN", "nil", false)
 
 	s.do("log", "", `INSERT INTO torture.wanted SELECT job_key FROM batch_job_run WHERE status <> 'RUNNING'`)
 }

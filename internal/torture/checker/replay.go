@@ -104,12 +104,14 @@ type walk struct {
 	c *check
 	r *run
 
-	holder    *attempt // that the row names as RUNNING
-	lowest    int      // highest number that history must have
-	highest   int      // highest number that history may have: outside rows are written there only when the library comes by
-	executed  int      // attempts that count against MaxAttempts since the row was made
-	succeeded *attempt // SUCCEEDED by its worker, and no forced approval and no outside change since
-	carry     bool     // the approval of a claim that was never started is still to be executed, whether or not the row has it again
+	holder    *attempt  // that the row names as RUNNING
+	lowest    int       // highest number that history must have
+	highest   int       // highest number that history may have: outside rows are written there only when the library comes by
+	executed  int       // attempts that count against MaxAttempts since the row was made
+	succeeded *attempt  // SUCCEEDED by its worker, and no forced approval and no outside change since
+	recorded  time.Time // the end that the library wrote last, as FAILED; zero: none or another
+	again     bool      // the row says FAILED, to be tried again, and is as the library left it or another program's
+	carry     bool      // the approval of a claim that was never started is still to be executed, whether or not the row has it again
 }
 
 // replay walks through the changes of a run's row and judges each by the row that
@@ -182,7 +184,21 @@ func (w *walk) step(ch *change) {
 		w.c.judge(ruleOther)
 		w.c.broken(ruleOther, w.r.key, "change %d: by %q, which is nobody", ch.seq, ch.session)
 	}
+	if n := ch.after; n != nil && ended(n.Status) && (by == worker || by == operator && (ch.before == nil || ch.before.Status != n.Status)) {
+		if w.recorded = n.Finished; n.Status != "FAILED" {
+			w.recorded = time.Time{}
+		}
+	}
+	w.again = ch.after.again(w.recorded)
+	ch.again = w.again
 	w.settle(ch, by, claimed)
+}
+
+// again tells whether the row is to be tried again by itself, if the library wrote
+// FAILED at this time: when somebody else has written another end over it,
+// that is for a person to judge.
+func (r *row) again(recorded time.Time) bool {
+	return r != nil && r.Status == "FAILED" && !r.Next.IsZero() && (r.Token == "" || !recorded.IsZero() && r.Finished.Equal(recorded))
 }
 
 // settle notes what the change means for the attempts of the run.
@@ -255,7 +271,7 @@ func (w *walk) claim(ch *change, carry bool) *attempt {
 	case pending(b):
 		a.grounds, a.granted = approved, true
 		low = max(low, b.Attempt)
-	case b.Status == "FAILED" && !b.Next.IsZero() && !ch.at.Before(b.Next):
+	case w.again && !ch.at.Before(b.Next):
 		a.grounds, a.granted = due, carry
 		low = max(low, b.Attempt)
 	default:

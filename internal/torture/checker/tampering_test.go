@@ -74,6 +74,10 @@ var tamperings = []struct {
 		[]string{ruleClaim, rulePeople},
 	},
 	{
+		"a retry at a time that a hand wrote", edit(unsucceeded, 4, 5, "approved_attempt", "'7'"),
+		[]string{ruleClaim, rulePeople},
+	},
+	{
 		"a claim on an approval before something else ran", edit(killed, 2, 3, "approved_finished_at", `'"2026-01-01T00:00:00Z"'`),
 		[]string{ruleClaim, rulePeople},
 	},
@@ -86,7 +90,7 @@ var tamperings = []struct {
 			WHERE f.seq = %[1]s AND c.job_key = '%[3]s' AND c.seq >= %[2]s;
 			UPDATE batch_job_run SET token = (SELECT (after->>'token')::uuid FROM torture.change WHERE seq = %[1]s) WHERE job_key = '%[3]s';
 			UPDATE batch_job_attempt SET token = (SELECT (after->>'token')::uuid FROM torture.change WHERE seq = %[1]s) WHERE job_key = '%[3]s' AND attempt = 2`,
-			nth(unsucceeded, 0), nth(unsucceeded, 4), unsucceeded),
+			nth(unsucceeded, 0), nth(unsucceeded, 5), unsucceeded),
 		[]string{ruleClaim},
 	},
 	{
@@ -537,6 +541,8 @@ var tamperings = []struct {
 			DELETE FROM torture.execution WHERE job_key = %s AND attempt = 2;
 			DELETE FROM torture.returned WHERE NOT EXISTS (SELECT FROM torture.execution WHERE id = execution);
 			DELETE FROM torture.answer WHERE job_key = %s AND (attempt = 2 OR decision <> 'RAN');
+			DELETE FROM batch_job_action WHERE job_key = %s;
+			DELETE FROM torture.action WHERE job_key = %s;
 			DELETE FROM batch_job_attempt WHERE job_key = %s AND attempt = 2`),
 		[]string{ruleRecord},
 	},
@@ -553,7 +559,7 @@ var tamperings = []struct {
 		[]string{ruleHistory},
 	},
 	{
-		"a retry called a re-run", on(unsucceeded, `
+		"a retry called a re-run", on(retried, `
 			UPDATE batch_job_attempt SET trigger = 'RERUN' WHERE job_key = %s AND attempt = 2;
 			UPDATE torture.execution SET trigger = 'RERUN' WHERE job_key = %s AND attempt = 2`),
 		[]string{ruleTrigger},

@@ -82,15 +82,15 @@ func (a *attempt) became() string {
 }
 
 // states that the run must have been in, by the decision.
-var states = map[string]func(*row) bool{
-	"RAN":               func(*row) bool { return true },
-	"ALREADY_RUNNING":   func(r *row) bool { return r.Status == "RUNNING" },
-	"ALREADY_SUCCEEDED": func(r *row) bool { return r.Status == "SUCCEEDED" },
-	"ALREADY_SKIPPED":   func(r *row) bool { return r.Status == "SKIPPED" },
-	"ALREADY_FAILED":    func(r *row) bool { return r.Status == "FAILED" && r.Next.IsZero() },
-	"RETRY_LATER":       func(r *row) bool { return r.Status == "FAILED" && !r.Next.IsZero() },
-	"NOT_DUE":           func(*row) bool { return true },
-	"UNKNOWN_STATUS":    func(r *row) bool { return r.Status != "RUNNING" && !ended(r.Status) },
+var states = map[string]func(*change) bool{
+	"RAN":               func(*change) bool { return true },
+	"ALREADY_RUNNING":   func(ch *change) bool { return ch.after.Status == "RUNNING" },
+	"ALREADY_SUCCEEDED": func(ch *change) bool { return ch.after.Status == "SUCCEEDED" },
+	"ALREADY_SKIPPED":   func(ch *change) bool { return ch.after.Status == "SKIPPED" },
+	"ALREADY_FAILED":    func(ch *change) bool { return ch.after.Status == "FAILED" && !ch.again },
+	"RETRY_LATER":       func(ch *change) bool { return ch.again },
+	"NOT_DUE":           func(*change) bool { return true },
+	"UNKNOWN_STATUS":    func(ch *change) bool { return ch.after.Status != "RUNNING" && !ended(ch.after.Status) },
 }
 
 // decision judges an answer that is not RAN.
@@ -119,7 +119,7 @@ func (c *check) decision(r *run, an *answer) {
 func (r *run) was(an *answer) bool {
 	state := states[an.decision]
 	return slices.ContainsFunc(r.changes, func(ch *change) bool {
-		return ch.after != nil && !ch.at.After(an.at) && state(ch.after) &&
+		return ch.after != nil && !ch.at.After(an.at) && state(ch) &&
 			(an.status == "" || ch.after.Status == an.status && ch.after.Attempt == an.attempt)
 	})
 }
