@@ -16,18 +16,22 @@ type Claim struct {
 	First             bool // only if the run does not exist
 }
 
-// seenFirst begins a statement that makes the run's row unless there is one: it
-// limits the waits for locks and reads the row.
-const seenFirst = `
+// bounded limits a statement's waits for locks.
+const bounded = `
 WITH bound AS MATERIALIZED (
   SELECT set_config('lock_timeout', $3::text, true), ` + durable + `
-), seen AS MATERIALIZED (
-  SELECT` + rowColumns + `
-  FROM batch_job_run AS r
-  LEFT JOIN batch_job_attempt AS a
-    ON ` + sameAttempt + `
-  WHERE r.job_key = $1::text
 )`
+
+// unseen holds while the statement's snapshot has no row of the key, seen reads it.
+const (
+	unseen = `NOT EXISTS (SELECT FROM batch_job_run AS r WHERE r.job_key = $1::text)`
+	seen   = `
+SELECT` + rowColumns + `
+FROM batch_job_run AS r
+LEFT JOIN batch_job_attempt AS a
+  ON ` + sameAttempt + `
+WHERE r.job_key = $1::text`
+)
 
 // claimSQL reads the run's row if there is one, else makes it together with its
 // first history row. One round trip; when the winner had committed before,
@@ -36,14 +40,14 @@ WITH bound AS MATERIALIZED (
 // in a subquery of the statement, so that nothing is left behind in the session.
 // No row in the answer: the winner committed after this statement's snapshot. A
 // fresh run answers the columns of rowColumns without looking them up.
-const claimSQL = seenFirst + `, claimed AS (
+const claimSQL = bounded + `, claimed AS (
   INSERT INTO batch_job_run AS r
     (job_key, status, started_at, worker_id, job_name, business_date, scheduled_for, attempt, token)
   SELECT $1::text, 'RUNNING', clock_timestamp(), $2::text, $4::text, $5::text::date, $6::timestamptz,
     1 + coalesce((SELECT max(h.attempt) FROM batch_job_attempt AS h WHERE h.job_key = $1::text), 0),
     $7::text::uuid
   FROM bound
-  WHERE NOT EXISTS (SELECT FROM seen)
+  WHERE ` + unseen + `
   ON CONFLICT (job_key) DO NOTHING
   RETURNING r.job_key, r.status, r.token, r.worker_id, r.attempt, r.executions, r.scheduled_for, r.started_at
 ), history AS (
@@ -56,8 +60,7 @@ const claimSQL = seenFirst + `, claimed AS (
 SELECT job_key, status, token::text, worker_id, $8::text, '', attempt, executions, scheduled_for, started_at,
   NULL, started_at, NULL, NULL, NULL, false, 0, 0
 FROM claimed
-UNION ALL
-SELECT * FROM seen`
+UNION ALL` + seen
 
 // Claim makes the run RUNNING under c.Token if no row of its key exists, and
 // returns the row that exists afterwards: ours if its Token is c.Token. Found is
@@ -181,7 +184,7 @@ func (s *Store) Reclaim(ctx context.Context, db DB, c Claim, seen Row, lock time
 
 // skipSQL records a run as SKIPPED without an execution, or reads the row that
 // is there already. Locks as claimSQL.
-const skipSQL = seenFirst + `, skipped AS (
+const skipSQL = bounded + `, skipped AS (
   INSERT INTO batch_job_run AS r
     (job_key, status, started_at, finished_at, worker_id, job_name, business_date, scheduled_for, attempt, executions,
      token, error_message)
@@ -189,15 +192,14 @@ const skipSQL = seenFirst + `, skipped AS (
     coalesce((SELECT max(h.attempt) FROM batch_job_attempt AS h WHERE h.job_key = $1::text), 0), 0,
     $7::text::uuid, $8::text
   FROM bound
-  WHERE NOT EXISTS (SELECT FROM seen)
+  WHERE ` + unseen + `
   ON CONFLICT (job_key) DO NOTHING
   RETURNING r.*
 )
 SELECT` + rowColumns + `
 FROM skipped AS r
 LEFT JOIN batch_job_attempt AS a ON false
-UNION ALL
-SELECT * FROM seen`
+UNION ALL` + seen
 
 // Skip records the run SKIPPED with the reason if no row of its key exists, and
 // returns the row that exists afterwards, as [Store.Claim] does.
