@@ -449,7 +449,11 @@ func (*statements) TraceQueryEnd(context.Context, *pgx.Conn, pgx.TraceQueryEndDa
 // values and in plans for any.
 func TestLooksDoNotWalkTheHistory(t *testing.T) {
 	t.Parallel()
-	db := pgtest.New(t)
+	t.Run("tables of Migrate", func(t *testing.T) { looksReadRanges(t, pgtest.New(t)) })
+	t.Run("adopted", func(t *testing.T) { looksReadRanges(t, newAdopted(t)) })
+}
+
+func looksReadRanges(t *testing.T, db *pgtest.DB) {
 	exec(t, db.Pool, `WITH run AS (
 		INSERT INTO batch_job_run (job_key, status, worker_id, job_name, business_date, token, started_at, finished_at)
 		SELECT 'job-' || job || ':' || ('2010-01-01'::date + n), 'SUCCEEDED', 'node-1', 'job-' || job, '2010-01-01'::date + n, gen_random_uuid(),

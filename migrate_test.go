@@ -114,10 +114,17 @@ var (
 // recorded once with its checksum.
 func migratedOnce(t *testing.T, pool *pgxpool.Pool, schema string) {
 	t.Helper()
-	if got, want := names(t, pool, schema), expectedNames(t); got != want {
+	const extra = " batch_job_run_key_idx" // where the primary key has another order
+	ordered := query[bool](t, pool, `SELECT attcollation = '"C"'::regcollation FROM pg_attribute WHERE attrelid = $1::text::regclass AND attname = 'job_key'`,
+		pgx.Identifier{schema, "batch_job_run"}.Sanitize())
+	got := names(t, pool, schema)
+	if strings.Contains(got, extra) == ordered {
+		t.Errorf("schema %s has %s, and the keys of an own order: %t", schema, got, ordered)
+	}
+	if got, want := strings.Replace(got, extra, "", 1), expectedNames(t); got != want {
 		t.Errorf("schema %s has %s, want %s", schema, got, want)
 	}
-	got := query[string](t, pool, `SELECT string_agg(version || ' ' || name || ' ' || length(checksum), ', ' ORDER BY version) FROM `+pgx.Identifier{schema, "batch_job_migration"}.Sanitize())
+	got = query[string](t, pool, `SELECT string_agg(version || ' ' || name || ' ' || length(checksum), ', ' ORDER BY version) FROM `+pgx.Identifier{schema, "batch_job_migration"}.Sanitize())
 	if want := "1 0001_runs.sql 64, 2 0002_items.sql 64"; got != want {
 		t.Errorf("recorded %s, want %s", got, want)
 	}

@@ -4,8 +4,11 @@
 -- tables are created in the first schema of the search_path. An existing
 -- batch_job_run with its six columns is adopted together with its rows.
 
+-- Keys are compared byte by byte: their order is that of the dates, whatever the
+-- database's collation, and the primary key serves for it.
+
 CREATE TABLE IF NOT EXISTS batch_job_run (
-  job_key       varchar(120) PRIMARY KEY,
+  job_key       varchar(120) COLLATE "C" PRIMARY KEY,
   status        varchar(20)  NOT NULL,
   started_at    timestamptz  NOT NULL DEFAULT now(),
   finished_at   timestamptz,
@@ -34,9 +37,17 @@ ALTER TABLE batch_job_run
 CREATE INDEX IF NOT EXISTS batch_job_run_status_started_idx
   ON batch_job_run (status, started_at);
 
--- The runs of one job in the order of their dates, whatever the database's collation.
-CREATE INDEX IF NOT EXISTS batch_job_run_key_idx
-  ON batch_job_run (job_key COLLATE "C");
+-- The primary key of an adopted table may have another order.
+-- +goose StatementBegin
+DO $$
+BEGIN
+  IF (SELECT a.attcollation <> '"C"'::regcollation FROM pg_attribute AS a WHERE a.attrelid = 'batch_job_run'::regclass AND a.attname = 'job_key') THEN
+    CREATE INDEX IF NOT EXISTS batch_job_run_key_idx
+      ON batch_job_run (job_key COLLATE "C");
+  END IF;
+END
+$$;
+-- +goose StatementEnd
 
 -- Few rows: FAILED runs that will be tried again.
 CREATE INDEX IF NOT EXISTS batch_job_run_next_attempt_idx
@@ -70,7 +81,7 @@ COMMENT ON COLUMN batch_job_run.approved_finished_at IS 'The end that the person
 COMMENT ON COLUMN batch_job_run.pruned_at IS 'When attempts and items of this run were removed; such a run is never run again.';
 
 CREATE TABLE batch_job_attempt (
-  job_key         varchar(120) NOT NULL,
+  job_key         varchar(120) COLLATE "C" NOT NULL,
   attempt         integer      NOT NULL,
   token           uuid,
   worker_id       varchar(80)  NOT NULL,
@@ -111,7 +122,7 @@ COMMENT ON COLUMN batch_job_attempt.error_message IS 'Why it FAILED or was SKIPP
 
 CREATE TABLE batch_job_action (
   id              bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
-  job_key         varchar(120) NOT NULL,
+  job_key         varchar(120) COLLATE "C" NOT NULL,
   attempt         integer      NOT NULL,
   action          varchar(20)  NOT NULL,
   acted_by        text         NOT NULL,

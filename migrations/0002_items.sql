@@ -2,7 +2,7 @@
 -- The ledger of items and the checkpoints: what a run has done so far.
 
 CREATE TABLE batch_job_item (
-  job_key varchar(120) NOT NULL,
+  job_key varchar(120) COLLATE "C" NOT NULL,
   item    text         COLLATE "C" NOT NULL,
   attempt integer      NOT NULL,
   done_at timestamptz  NOT NULL DEFAULT now(),
@@ -16,7 +16,7 @@ COMMENT ON COLUMN batch_job_item.attempt IS 'The attempt that did it.';
 COMMENT ON COLUMN batch_job_item.done_at IS 'Start of the transaction that did it, by the database clock.';
 
 CREATE TABLE batch_job_item_failure (
-  job_key       varchar(120) NOT NULL,
+  job_key       varchar(120) COLLATE "C" NOT NULL,
   item          text         COLLATE "C" NOT NULL,
   attempt       integer      NOT NULL,
   failures      integer      NOT NULL DEFAULT 1,
@@ -34,7 +34,7 @@ COMMENT ON COLUMN batch_job_item_failure.failed_at IS 'When it failed last, by t
 COMMENT ON COLUMN batch_job_item_failure.error_message IS 'Why it failed last, at most 8 KiB.';
 
 CREATE TABLE batch_job_checkpoint (
-  job_key  varchar(120) PRIMARY KEY,
+  job_key  varchar(120) COLLATE "C" PRIMARY KEY,
   attempt  integer      NOT NULL,
   value    json         NOT NULL,
   saved_at timestamptz  NOT NULL DEFAULT now()
