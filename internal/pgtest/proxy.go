@@ -30,6 +30,7 @@ type Proxy struct {
 	faults     []*fault
 	conns      map[*proxyConn]bool
 	cuts       int
+	requests   int
 	struck     map[string]int // "cut before", "cut after" or "hold", a space and the match => times
 	statements map[string]int // SQL in lower case => executions that were forwarded
 }
@@ -189,6 +190,14 @@ func (p *Proxy) Statements(match string) int {
 		}
 	}
 	return total
+}
+
+// Requests returns how many requests of the clients have been passed on to the server: each asks for an answer, and is
+// a round trip of a client that waits for it.
+func (p *Proxy) Requests() int {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.requests
 }
 
 func (p *Proxy) arm(kind faultKind, match string, n int) {

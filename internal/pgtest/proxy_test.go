@@ -347,3 +347,25 @@ func FuzzMessages(f *testing.F) {
 		}
 	})
 }
+
+func TestRequestsAreCounted(t *testing.T) {
+	t.Parallel()
+	for mode, want := range map[pgx.QueryExecMode]int{
+		pgx.QueryExecModeExec: 3, pgx.QueryExecModeSimpleProtocol: 3, pgx.QueryExecModeCacheStatement: 3,
+		pgx.QueryExecModeDescribeExec: 6, // asks for the types of the parameters each time
+	} {
+		_, p, pool := throughProxy(t, mode)
+		if err := insertRow(t, pool, 1); err != nil {
+			t.Fatal(err)
+		}
+		before := p.Requests()
+		for n := range 3 {
+			if err := insertRow(t, pool, n+2); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if got := p.Requests() - before; got != want {
+			t.Errorf("%s: %d requests for 3 inserts, want %d", mode, got, want)
+		}
+	}
+}

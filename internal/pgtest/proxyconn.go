@@ -154,6 +154,7 @@ func (c *proxyConn) inspect(kind byte, sql string, executes bool) (pass bool, er
 	}
 	if kind == 'Q' || kind == 'S' || kind == 'F' {
 		c.asked++
+		p.requests++
 	}
 	return true, nil
 }

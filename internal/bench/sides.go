@@ -1,0 +1,490 @@
+package main
+
+import (
+	"context"
+	"database/sql"
+	"errors"
+	"fmt"
+	"log/slog"
+	"strings"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"cirello.io/pglock"
+	"github.com/dbos-inc/dbos-transact-golang/dbos"
+	"github.com/go-co-op/gocron/v2"
+	"github.com/google/uuid"
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+	_ "github.com/lib/pq" // pglock refuses other drivers
+	"github.com/riverqueue/river"
+	"github.com/riverqueue/river/riverdriver/riverpgxv5"
+	"github.com/riverqueue/river/rivermigrate"
+
+	"github.com/seed-ccb5b62c/jobrun"
+	"github.com/seed-ccb5b62c/jobrun/internal/store"
+)
+
+// A side does the same work in its own way, over a pool of its own.
+type side struct {
+	name string
+	run  operation                              // a complete run of a function that does nothing
+	call operation                              // a call for a key, won or lost: "run" for all but the bare statements
+	bulk func(ctx context.Context, n int) slice // where runs are not to be waited for one by one: so many at once
+	end  func()
+}
+
+var (
+	seoul  = time.FixedZone("KST", 9*60*60)
+	date   = jobrun.MustParseDate("2026-09-15")
+	noop   = func(context.Context, *jobrun.Run) error { return nil }
+	silent = slog.New(slog.DiscardHandler)
+)
+
+const (
+	suffix = ":2026-09-15"
+	worker = "bench-00000000"
+
+	bareSchema = `
+CREATE SCHEMA IF NOT EXISTS bare;
+CREATE TABLE IF NOT EXISTS bare.batch_job_run (
+  job_key       varchar(120) PRIMARY KEY,
+  status        varchar(20)  NOT NULL,
+  started_at    timestamptz  NOT NULL DEFAULT now(),
+  finished_at   timestamptz,
+  worker_id     varchar(80)  NOT NULL,
+  error_message text
+);
+CREATE INDEX IF NOT EXISTS batch_job_run_status_started_idx ON bare.batch_job_run (status, started_at)`
+	bareClaim  = `INSERT INTO bare.batch_job_run (job_key, status, worker_id) VALUES ($1, 'RUNNING', $2) ON CONFLICT (job_key) DO NOTHING`
+	bareFinish = `UPDATE bare.batch_job_run SET status = 'SUCCEEDED', finished_at = now() WHERE job_key = $1`
+
+	// The same with what jobrun keeps besides, by hand, on tables and indexes as
+	// jobrun's: the wide row and a row of history, in one statement each.
+	handClaim = `
+WITH claimed AS (
+  INSERT INTO hand.batch_job_run (job_key, status, started_at, worker_id, job_name, business_date, scheduled_for, attempt, token)
+  VALUES ($1, 'RUNNING', now(), $2, $3, $4::date, now(), 1, $5)
+  ON CONFLICT (job_key) DO NOTHING
+  RETURNING job_key, attempt, token, worker_id, started_at
+)
+INSERT INTO hand.batch_job_attempt (job_key, attempt, token, worker_id, trigger, started_at, heartbeat_at, lease, stale_after)
+SELECT job_key, attempt, token, worker_id, 'MANUAL', started_at, started_at, interval '2 minutes', interval '20 minutes'
+FROM claimed`
+	handFinish = `
+WITH done AS (
+  UPDATE hand.batch_job_run
+  SET status = 'SUCCEEDED', finished_at = now()
+  WHERE job_key = $1 AND attempt = 1 AND token = $2
+  RETURNING job_key, finished_at
+)
+UPDATE hand.batch_job_attempt AS a
+SET finished_at = done.finished_at, heartbeat_at = done.finished_at, outcome = 'SUCCEEDED', ended_by = 'WORKER', items_processed = 0, items_failed = 0
+FROM done
+WHERE a.job_key = $1 AND a.attempt = 1 AND a.token = $2`
+)
+
+// open is a pool for so many connections.
+func open(ctx context.Context, url string, conns int) (*pgxpool.Pool, error) {
+	config, err := pgxpool.ParseConfig(url)
+	if err != nil {
+		return nil, err
+	}
+	config.MaxConns = int32(conns)
+	return pgxpool.NewWithConfig(ctx, config)
+}
+
+// script executes several statements.
+func script(ctx context.Context, pool *pgxpool.Pool, sql string) error {
+	_, err := pool.Exec(ctx, sql, pgx.QueryExecModeSimpleProtocol)
+	return err
+}
+
+// migrated is a Runner whose tables are in the schema.
+func migrated(ctx context.Context, pool *pgxpool.Pool, schema string, opts jobrun.Options) (*jobrun.Runner, error) {
+	if _, err := pool.Exec(ctx, `CREATE SCHEMA IF NOT EXISTS `+schema); err != nil {
+		return nil, err
+	}
+	opts.Schema, opts.Logger = schema, silent
+	r, err := jobrun.New(pool, seoul, &opts)
+	if err == nil {
+		err = r.Migrate(ctx)
+	}
+	return r, err
+}
+
+// newSide makes the tables that a side needs, if they are not there, and starts it.
+func newSide(ctx context.Context, name, url string, conns int) (*side, error) {
+	pool, err := open(ctx, url, conns)
+	if err != nil {
+		return nil, err
+	}
+	s, err := sides[name](ctx, pool)
+	if err != nil {
+		pool.Close()
+		return nil, fmt.Errorf("%s: %w", name, err)
+	}
+	s.name = name
+	if s.call == nil {
+		s.call = s.run
+	}
+	end := s.end
+	s.end = func() {
+		if end != nil {
+			end()
+		}
+		pool.Close()
+	}
+	return s, nil
+}
+
+// sides are those that there are, by their name in the tables.
+var sides = map[string]func(ctx context.Context, pool *pgxpool.Pool) (*side, error){
+	"bare":                  newBare,
+	"by hand, with history": newHand,
+	"jobrun's own by hand":  newFloor,
+	"jobrun":                newJobrun,
+	"River":                 newRiver,
+	"DBOS, no step":         func(ctx context.Context, pool *pgxpool.Pool) (*side, error) { return newDBOS(ctx, pool, 0) },
+	"DBOS, 1 step":          func(ctx context.Context, pool *pgxpool.Pool) (*side, error) { return newDBOS(ctx, pool, 1) },
+	"gocron, advisory lock": newGocron,
+	"pglock":                newPglock,
+}
+
+// newBare is the two statements that a service would write by itself.
+func newBare(ctx context.Context, pool *pgxpool.Pool) (*side, error) {
+	if err := script(ctx, pool, bareSchema); err != nil {
+		return nil, err
+	}
+	claim := func(ctx context.Context, key string) (won bool, err error) {
+		tag, err := pool.Exec(ctx, bareClaim, key+suffix, worker)
+		return tag.RowsAffected() == 1, err
+	}
+	finish := func(ctx context.Context, key string) error {
+		_, err := pool.Exec(ctx, bareFinish, key+suffix)
+		return err
+	}
+	return &side{
+		run: func(ctx context.Context, key string) error {
+			if _, err := claim(ctx, key); err != nil {
+				return err
+			}
+			return finish(ctx, key)
+		},
+		call: func(ctx context.Context, key string) error {
+			won, err := claim(ctx, key)
+			if won {
+				err = finish(ctx, key)
+			}
+			return err
+		},
+	}, nil
+}
+
+func newHand(ctx context.Context, pool *pgxpool.Pool) (*side, error) {
+	if _, err := migrated(ctx, pool, "hand", jobrun.Options{}); err != nil {
+		return nil, err
+	}
+	return &side{run: func(ctx context.Context, key string) error {
+		token := uuid.NewString()
+		if _, err := pool.Exec(ctx, handClaim, key+suffix, worker, key, "2026-09-15", token); err != nil {
+			return err
+		}
+		_, err := pool.Exec(ctx, handFinish, key+suffix, token)
+		return err
+	}}, nil
+}
+
+// newFloor is jobrun's statements without jobrun.
+func newFloor(ctx context.Context, pool *pgxpool.Pool) (*side, error) {
+	if _, err := migrated(ctx, pool, "floor", jobrun.Options{}); err != nil {
+		return nil, err
+	}
+	s := store.New("floor")
+	return &side{run: func(ctx context.Context, key string) error {
+		row, _, err := s.Claim(ctx, pool, store.Claim{
+			Key: key + suffix, Job: key, Date: "2026-09-15", Token: uuid.NewString(), Worker: worker, Trigger: "MANUAL",
+			ScheduledFor: time.Now(), Lease: 2 * time.Minute, StaleAfter: 20 * time.Minute,
+		}, 10*time.Second)
+		if err != nil || row.Status != "RUNNING" {
+			return err
+		}
+		_, _, err = s.Finish(ctx, pool, row, store.Outcome{Status: "SUCCEEDED", Next: -1}, 10*time.Second)
+		return err
+	}}, nil
+}
+
+func newJobrun(ctx context.Context, pool *pgxpool.Pool) (*side, error) {
+	r, err := migrated(ctx, pool, "jobrun", jobrun.Options{})
+	if err != nil {
+		return nil, err
+	}
+	return &side{
+		run: func(ctx context.Context, key string) error {
+			_, err := r.RunDate(ctx, jobrun.Job{Name: key, Func: noop}, date)
+			return err
+		},
+		end: func() { _ = r.Shutdown(context.Background()) },
+	}, nil
+}
+
+// riverArgs is a job of River's, unique by its key whatever became of it.
+type riverArgs struct {
+	Key string `json:"key" river:"unique"`
+}
+
+func (riverArgs) Kind() string { return "settlement" }
+
+func (riverArgs) InsertOpts() river.InsertOpts {
+	return river.InsertOpts{UniqueOpts: river.UniqueOpts{ByArgs: true}}
+}
+
+// newRiver is River with a client that inserts and works, at its defaults except
+// for the number of workers. A run is over when its completion is in the database.
+func newRiver(ctx context.Context, pool *pgxpool.Pool) (*side, error) {
+	driver := riverpgxv5.New(pool)
+	migrator, err := rivermigrate.New(driver, &rivermigrate.Config{Logger: silent})
+	if err != nil {
+		return nil, err
+	}
+	if _, err := migrator.Migrate(ctx, rivermigrate.DirectionUp, nil); err != nil {
+		return nil, err
+	}
+	workers := river.NewWorkers()
+	river.AddWorker(workers, river.WorkFunc(func(context.Context, *river.Job[riverArgs]) error { return nil }))
+	client, err := river.NewClient(driver, &river.Config{
+		Logger: silent, Workers: workers, Queues: map[string]river.QueueConfig{river.QueueDefault: {MaxWorkers: 500}},
+	})
+	if err != nil {
+		return nil, err
+	}
+	var mu sync.Mutex
+	waiting := map[int64]chan struct{}{}
+	done := func(id int64) chan struct{} { // whoever comes first makes it
+		mu.Lock()
+		defer mu.Unlock()
+		if waiting[id] == nil {
+			waiting[id] = make(chan struct{})
+		}
+		return waiting[id]
+	}
+	completed, cancel := client.SubscribeConfig(&river.SubscribeConfig{ChanSize: 1 << 17, Kinds: []river.EventKind{river.EventKindJobCompleted}})
+	go func() {
+		for event := range completed {
+			close(done(event.Job.ID))
+		}
+	}()
+	if err := client.Start(ctx); err != nil {
+		return nil, err
+	}
+	insert := func(ctx context.Context, key string) (id int64, skipped bool, err error) {
+		res, err := client.Insert(ctx, riverArgs{Key: key}, nil)
+		if err != nil {
+			return 0, false, err
+		}
+		return res.Job.ID, res.UniqueSkippedAsDuplicate, nil
+	}
+	wait := func(ctx context.Context, id int64) error {
+		select {
+		case <-done(id):
+			mu.Lock()
+			delete(waiting, id)
+			mu.Unlock()
+			return nil
+		case <-time.After(time.Minute):
+			return errors.New("a job of River's was not completed within a minute")
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+	return &side{
+		run: func(ctx context.Context, key string) error {
+			id, skipped, err := insert(ctx, key)
+			if err != nil || skipped {
+				return err
+			}
+			return wait(ctx, id)
+		},
+		call: func(ctx context.Context, key string) error {
+			_, _, err := insert(ctx, key)
+			return err
+		},
+		bulk: func(ctx context.Context, n int) slice {
+			return func() (float64, error) {
+				begin := time.Now()
+				ids := make(chan int64, n)
+				err := spreadOver(8, n, func() error {
+					id, _, err := insert(ctx, fresh())
+					ids <- id
+					return err
+				})
+				close(ids)
+				for id := range ids {
+					if err == nil {
+						err = wait(ctx, id)
+					}
+				}
+				return time.Since(begin).Seconds() / float64(n), err
+			}
+		},
+		end: func() {
+			cancel()
+			_ = client.StopAndCancel(context.Background())
+		},
+	}, nil
+}
+
+var dbosApps atomic.Int64
+
+// newDBOS is DBOS with a workflow whose ID is the key, and so many steps.
+func newDBOS(ctx context.Context, pool *pgxpool.Pool, steps int) (*side, error) {
+	app, err := dbos.NewContext(ctx, dbos.Config{AppName: fmt.Sprintf("bench-%d", dbosApps.Add(1)), SystemDBPool: pool, Logger: silent})
+	if err != nil {
+		return nil, err
+	}
+	nothing := func(context.Context) (string, error) { return "", nil }
+	workflow := func(ctx dbos.Context, _ string) (string, error) {
+		for range steps {
+			if _, err := dbos.RunAsStep(ctx, nothing); err != nil {
+				return "", err
+			}
+		}
+		return "", nil
+	}
+	dbos.RegisterWorkflow(app, workflow, dbos.WithWorkflowName(fmt.Sprintf("settle%d", steps)))
+	if err := dbos.Launch(app); err != nil {
+		return nil, err
+	}
+	start := func(key string) (dbos.WorkflowHandle[string], error) {
+		return dbos.RunWorkflow(app, workflow, key, dbos.WithWorkflowID(fmt.Sprintf("%s%s#%d", key, suffix, steps)))
+	}
+	return &side{
+		run: func(_ context.Context, key string) error {
+			handle, err := start(key)
+			if err == nil {
+				_, err = handle.GetResult()
+			}
+			return err
+		},
+		call: func(_ context.Context, key string) error {
+			_, err := start(key)
+			return err
+		},
+		end: func() { _ = dbos.Shutdown(app, 10*time.Second) },
+	}, nil
+}
+
+// advisory locks a key of gocron's with a session lock of PostgreSQL.
+type advisory struct{ pool *pgxpool.Pool }
+
+type advisoryLock struct {
+	conn *pgxpool.Conn
+	key  string
+}
+
+func (a advisory) Lock(ctx context.Context, key string) (gocron.Lock, error) {
+	conn, err := a.pool.Acquire(ctx)
+	if err != nil {
+		return nil, err
+	}
+	var got bool
+	if err := conn.QueryRow(ctx, `SELECT pg_try_advisory_lock(hashtextextended($1, 0))`, key).Scan(&got); err != nil || !got {
+		conn.Release()
+		return nil, cmpErr(err, errors.New("locked by another"))
+	}
+	return advisoryLock{conn, key}, nil
+}
+
+func (l advisoryLock) Unlock(ctx context.Context) error {
+	defer l.conn.Release()
+	_, err := l.conn.Exec(ctx, `SELECT pg_advisory_unlock(hashtextextended($1, 0))`, l.key)
+	return err
+}
+
+func cmpErr(err, otherwise error) error {
+	if err != nil {
+		return err
+	}
+	return otherwise
+}
+
+// newGocron is gocron with a locker: it excludes two executions at the same time,
+// and records nothing.
+func newGocron(_ context.Context, pool *pgxpool.Pool) (*side, error) {
+	scheduler, err := gocron.NewScheduler(gocron.WithDistributedLocker(advisory{pool}))
+	if err != nil {
+		return nil, err
+	}
+	scheduler.Start()
+	return &side{
+		run: func(ctx context.Context, key string) error {
+			ended := make(chan error, 1)
+			_, err := scheduler.NewJob(
+				gocron.OneTimeJob(gocron.OneTimeJobStartImmediately()),
+				gocron.NewTask(func() {}),
+				gocron.WithName(key),
+				gocron.WithEventListeners(
+					gocron.AfterJobRuns(func(uuid.UUID, string) { ended <- nil }),
+					gocron.AfterLockError(func(_ uuid.UUID, _ string, err error) { ended <- err }),
+				))
+			if err != nil {
+				return err
+			}
+			select {
+			case err = <-ended:
+			case <-ctx.Done():
+				err = ctx.Err()
+			}
+			return err
+		},
+		end: func() { _ = scheduler.Shutdown() },
+	}, nil
+}
+
+// newPglock is a lock of pglock's, taken and released: it records nothing.
+func newPglock(_ context.Context, pool *pgxpool.Pool) (*side, error) {
+	db, err := sql.Open("postgres", pool.Config().ConnString())
+	if err != nil {
+		return nil, err
+	}
+	db.SetMaxOpenConns(int(pool.Config().MaxConns))
+	db.SetMaxIdleConns(int(pool.Config().MaxConns))
+	client, err := pglock.New(db, pglock.WithLogger(nothingToSay{}), pglock.WithLeaseDuration(2*time.Minute), pglock.WithHeartbeatFrequency(30*time.Second))
+	if err == nil {
+		err = client.TryCreateTable()
+	}
+	if err != nil {
+		return nil, err
+	}
+	return &side{
+		run: func(ctx context.Context, key string) error {
+			lock, err := client.AcquireContext(ctx, key, pglock.FailIfLocked())
+			if err != nil {
+				if strings.Contains(err.Error(), pglock.ErrNotAcquired.Error()) {
+					return nil
+				}
+				return err
+			}
+			return client.ReleaseContext(ctx, lock)
+		},
+		end: func() { _ = db.Close() },
+	}, nil
+}
+
+type nothingToSay struct{}
+
+func (nothingToSay) Println(...any) {}
+
+// runner of jobrun's with its pool, which its caller closes.
+func newRunner(ctx context.Context, url, schema string, conns int, opts jobrun.Options) (*jobrun.Runner, *pgxpool.Pool, error) {
+	pool, err := open(ctx, url, conns)
+	if err != nil {
+		return nil, nil, err
+	}
+	r, err := migrated(ctx, pool, schema, opts)
+	if err != nil {
+		pool.Close()
+	}
+	return r, pool, err
+}
