@@ -360,12 +360,14 @@ func (t *torture) drain(ctx context.Context) error {
 	}
 	for _, k := range kinds[:byDate] {
 		job := jobrun.Job{Name: k.name, Func: func(context.Context, *jobrun.Run) error { return nil }}
-		missed, err := t.r.Missed(context.WithoutCancel(ctx), job, date(0), date(t.last))
-		if err != nil {
-			return err
-		}
-		if len(missed) > 0 {
-			t.wrong("missed", job.Key(missed[0]), fmt.Sprintf("%d dates without a run", len(missed)))
+		for from, to := range stretches(t.last) {
+			missed, err := t.r.Missed(context.WithoutCancel(ctx), job, from, to)
+			if err != nil {
+				return err
+			}
+			if len(missed) > 0 {
+				t.wrong("missed", job.Key(missed[0]), fmt.Sprintf("%d dates without a run", len(missed)))
+			}
 		}
 	}
 	return nil

@@ -4,12 +4,15 @@ package main
 
 import (
 	"bytes"
+	"fmt"
 	"os"
 	"path/filepath"
 	"regexp"
 	"slices"
 	"strings"
 	"testing"
+
+	"github.com/seed-ccb5b62c/jobrun"
 )
 
 func TestMain(m *testing.M) {
@@ -117,6 +120,23 @@ func TestStatementsFitTheSource(t *testing.T) {
 		}
 		if n := len(regexp.MustCompile(regexp.QuoteMeta(s.match)).FindAllString(text.String(), -1)); n == 0 {
 			t.Errorf("no statement has %q", s.match)
+		}
+	}
+}
+
+func TestStretchesAreAllDates(t *testing.T) {
+	for last, want := range map[int]string{
+		0:    "[2020-01-01 2020-01-01]",
+		3999: "[2020-01-01 2030-12-13]",
+		4000: "[2020-01-01 2030-12-13] [2030-12-14 2030-12-14]",
+		9000: "[2020-01-01 2030-12-13] [2030-12-14 2041-11-25] [2041-11-26 2044-08-22]",
+	} {
+		var got []string
+		for from, to := range stretches(last) {
+			got = append(got, fmt.Sprint([]jobrun.Date{from, to}))
+		}
+		if strings.Join(got, " ") != want {
+			t.Errorf("%d: %s, want %s", last, got, want)
 		}
 	}
 }

@@ -10,6 +10,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"iter"
 	"log/slog"
 	"math/rand/v2"
 	"os"
@@ -153,6 +154,18 @@ func (w *worker) now() time.Time { return time.Now().Add(w.Shift + w.Skew) }
 // date is a date of the run, from 0.
 func date(n int) jobrun.Date { return jobrun.MustParseDate("2020-01-01").AddDays(n) }
 
+// stretches are all dates up to the number last, in parts that one call takes.
+func stretches(last int) iter.Seq2[jobrun.Date, jobrun.Date] {
+	const longest = 4000
+	return func(yield func(from, to jobrun.Date) bool) {
+		for n := 0; n <= last; n += longest {
+			if !yield(date(n), date(min(last, n+longest-1))) {
+				return
+			}
+		}
+	}
+}
+
 // today is the number of the date that the command's clock has come to.
 func today(begin time.Time, every time.Duration) int { return max(0, int(time.Since(begin)/every)) }
 
@@ -173,8 +186,10 @@ func (w *worker) call(ctx context.Context, rng *rand.Rand) {
 	if w.Calm { // until everything has come to an end
 		all, err := w.r.RetryDue(ctx, w.jobs...)
 		w.answered(ctx, all, err)
-		all, err = w.r.CatchUp(ctx, w.jobs[k], date(0), date(w.Last), 100)
-		w.answered(ctx, all, err)
+		for from, to := range stretches(w.Last) {
+			all, err = w.r.CatchUp(ctx, w.jobs[k], from, to, 100)
+			w.answered(ctx, all, err)
+		}
 		return
 	}
 	if rng.IntN(30) == 0 { // a caller that loses patience, be it with the claim or with the job
