@@ -46,7 +46,7 @@ type fault struct {
 
 // statements are what cuts are aimed at, by a part of their SQL that no other has.
 var statements = []struct{ name, match string }{
-	{"claim", "where not exists (select from seen)"},
+	{"claim", "on conflict (job_key) do nothing"},
 	{"re-claim", "as highest"},
 	{"beat", "of a skip locked"},
 	{"fence", "for share of r"},
