@@ -48,7 +48,7 @@ var mutants = []mutant{
 		"WHERE r.job_key = $1::text\n    AND r.attempt = $2::integer\n    AND r.token = $3::text::uuid\n    AND r.worker_id = $10::text\n    AND r.status || '' = 'RUNNING'",
 		"WHERE r.job_key = $1::text\n    AND $2::integer > 0 AND $3::text <> '' AND $10::text <> ''\n    AND r.status || '' = 'RUNNING'",
 		"operator,second-operator,hand,stop",
-		[]string{"no other change"},
+		[]string{"end", "claim"},
 	},
 	{
 		"result-status", "the result is written whatever the status", "internal/store/attempt.go",
@@ -85,7 +85,7 @@ var mutants = []mutant{
 		"durable", "a session that does not wait for the disk is left so", "internal/store/store.go",
 		"const durable = `CASE WHEN current_setting('synchronous_commit') = 'off' THEN set_config('synchronous_commit', 'on', true) END`", "const durable = `true`",
 		"crash",
-		[]string{"answers", "one execution", "record"},
+		[]string{"answers", "one execution", "record", "items complete"},
 	},
 	{
 		"attempts", "MaxAttempts is not looked at", "retry.go",

@@ -12,6 +12,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"syscall"
@@ -113,8 +114,14 @@ func (t *torture) run(ctx context.Context, instances int, picked []fault, draine
 		report, err = t.judge(ctx, false)
 	}
 	if err == nil && drained && len(report.Violations) == 0 {
+		before := report.Judged
 		if err = t.drain(ctx); err == nil {
 			report, err = t.judge(ctx, true)
+		}
+		for rule, cases := range before { // what was stale is no more
+			if err == nil {
+				report.Judged[rule] = max(report.Judged[rule], cases)
+			}
 		}
 	}
 	if err != nil {
@@ -213,7 +220,31 @@ func (t *torture) torment(ctx context.Context, picked []fault) error {
 	if ctx.Err() != nil {
 		return context.Cause(ctx)
 	}
+	if slices.ContainsFunc(picked, func(f fault) bool { return f.name == "kill" }) {
+		t.leaveOne(ctx)
+	}
 	return t.stopAll(ctx)
+}
+
+// leaveOne kills a process in the middle of an attempt: people have stopped, so its
+// run stays RUNNING, for Stale to list.
+func (t *torture) leaveOne(ctx context.Context) {
+	for range 100 {
+		for _, p := range t.places {
+			p.now.signal(syscall.SIGSTOP)
+			running := false
+			err := t.notes.pool.QueryRow(ctx, `SELECT EXISTS (SELECT FROM public.batch_job_run WHERE status = 'RUNNING' AND worker_id LIKE $1)`, p.now.Name+"-%").Scan(&running)
+			if err == nil && running {
+				p.now.kill()
+				t.noteFault("kill", p.now.Name)
+				return
+			}
+			p.now.signal(syscall.SIGCONT)
+		}
+		if !sleep(ctx, 10*time.Millisecond) {
+			return
+		}
+	}
 }
 
 // progress tells every ten seconds that the run goes on.
