@@ -81,6 +81,12 @@ func command(args []string, out, errOut io.Writer) int {
 		err = fmt.Errorf("-instances is %d; allowed: 1 to 20", *instances)
 	case *pause < time.Millisecond || *every < 10*time.Millisecond:
 		err = errors.New("-pause has to be 1ms or more, -every 10ms or more")
+	case *damage != "":
+		flags.Visit(func(f *flag.Flag) {
+			if f.Name != "mutants" && f.Name != "seed" {
+				err = fmt.Errorf("-mutants chooses the faults and times itself; allowed beside it: -seed, not -%s", f.Name)
+			}
+		})
 	}
 	if err != nil {
 		fmt.Fprintln(errOut, err)

@@ -148,7 +148,7 @@ func chosenMutants(list string) (some []mutant, err error) {
 }
 
 // tries is for how long a mutant is hunted, one time after the other.
-var tries = []time.Duration{8 * time.Second, 8 * time.Second, 16 * time.Second, 32 * time.Second}
+var tries = []time.Duration{8 * time.Second, 8 * time.Second, 16 * time.Second, 32 * time.Second, time.Minute, time.Minute}
 
 // runMutants builds the command with each mutant and runs it until the checker finds
 // a violation of one of the rules that the mutant breaks.
@@ -200,13 +200,15 @@ func (m mutant) hunt(ctx context.Context, root, dir string, seed uint64) (rule s
 		if err != nil && (!errors.As(err, &exit) || exit.ExitCode() != violated) {
 			return "", fmt.Errorf("%w: %.2000s", err, text)
 		}
+		var broken []string
 		for _, match := range regexp.MustCompile(`(?m)^VIOLATION of "([^"]+)"`).FindAllSubmatch(text, -1) {
 			if rule = string(match[1]); slices.Contains(m.rules, rule) {
 				return rule, nil
 			}
+			broken = append(broken, rule)
 		}
-		if rule != "" {
-			return "", fmt.Errorf("found by %q, expected one of %q: %.4000s", rule, m.rules, text[bytes.Index(text, []byte("VIOLATION")):])
+		if len(broken) > 0 {
+			return "", fmt.Errorf("found by %q, expected one of %q: %.4000s", broken, m.rules, text[bytes.Index(text, []byte("VIOLATION")):])
 		}
 	}
 	return "", nil

@@ -54,7 +54,7 @@ func (t *torture) verdict(ctx context.Context, report checker.Report) int {
 		t.printf("  %-29s %8d cases, %d violations", rule.Name, report.Judged[rule.Name], violations[rule.Name])
 	}
 	if len(report.Violations) == 0 && t.thorough && idle != "" {
-		t.printf("\nno verdict: there was no case of %q in all this time", idle)
+		t.printf("\nno verdict: there was no case of %q in all this time; what the processes wrote: %s", idle, t.logFile.Name())
 		return notJudged
 	}
 	if len(report.Violations) == 0 {

@@ -46,6 +46,7 @@ func TestUsage(t *testing.T) {
 		{"-time 10ms", usage, "-time is 10ms; allowed: 1s or more"},
 		{"-instances 0", usage, "-instances is 0; allowed: 1 to 20"},
 		{"-pause 0", usage, "-pause has to be 1ms or more"},
+		{"-mutants token -time 5s", usage, "allowed beside it: -seed, not -time"},
 		{"now", usage, `unexpected argument "now"`},
 		{"-seed x", usage, "invalid value"},
 	} {
