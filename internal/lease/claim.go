@@ -343,7 +343,7 @@ func (b *Book) repeatFor(ctx context.Context, limit time.Duration, kept share, f
 			return undecided, fmt.Errorf("%w: %w", context.DeadlineExceeded, err)
 		}
 		if try == 0 && errors.Is(err, errUnseen) && ctx.Err() == nil {
-			continue // the other has committed: the next snapshot sees it
+			continue // what changed is committed in most cases: the next snapshot sees it
 		}
 		if !store.Pause(ctx, try) {
 			return undecided, fmt.Errorf("%w: %w", context.Cause(ctx), err)

@@ -12,41 +12,30 @@ import (
 // takeSQL writes the ledger's rows of those items that have none, in the order
 // of their keys, so that two transactions cannot wait for each other. It waits
 // for another transaction that is about to write the same item, at most
-// lock_timeout.
+// lock_timeout. Which items are new is only answered when not all of them are.
 const takeSQL = `
-INSERT INTO batch_job_item (job_key, item, attempt)
-SELECT $1::text, k.item, $2::integer
-FROM unnest($3::text[]) AS k (item)
-ORDER BY k.item COLLATE "C"
-ON CONFLICT (job_key, item) DO NOTHING`
-
-// takenSQL lists those of the items that this transaction has written, each once
-// and by the primary key, whatever the planner knows of the table. It locks nothing.
-const takenSQL = `
-SELECT DISTINCT i.item
-FROM unnest($2::text[]) AS k (item)
-CROSS JOIN LATERAL (
-  SELECT i.item, i.xmin FROM batch_job_item AS i WHERE i.job_key = $1::text AND i.item = k.item COLLATE "C" LIMIT 1
-) AS i
-WHERE i.xmin = pg_current_xact_id()::xid`
+WITH taken AS (
+  INSERT INTO batch_job_item AS i
+    (job_key, item, attempt)
+  SELECT $1::text, k.item, $2::integer
+  FROM unnest($3::text[]) AS k (item)
+  ORDER BY k.item COLLATE "C"
+  ON CONFLICT (job_key, item) DO NOTHING
+  RETURNING i.item
+)
+SELECT count(*), CASE WHEN count(*) < cardinality($3::text[]) THEN array_agg(item) END
+FROM taken`
 
 // Take enters the items in the run's ledger and returns those that were not in it:
-// nil and all true when none was. Which are new is only asked when not all of them
-// are.
+// nil and all true when none was.
 func (s *Store) Take(ctx context.Context, tx DB, row Row, items []string) (taken []string, all bool, err error) {
-	tag, err := tx.Exec(ctx, s.take, row.Key, int64(row.Attempt), items)
-	switch n := tag.RowsAffected(); {
-	case err != nil || n == 0:
-		return nil, false, err
-	case n == int64(len(items)):
-		return nil, true, nil
-	}
-	rows, err := tx.Query(ctx, s.taken, row.Key, items)
-	if err != nil {
-		return nil, false, err
-	}
-	taken, err = pgx.CollectRows(rows, pgx.RowTo[string])
-	return taken, false, err
+	rows, err := tx.Query(ctx, s.take, row.Key, int64(row.Attempt), items)
+	_, _, err = one(rows, err, func(r pgx.CollectableRow) (n int64, err error) {
+		err = r.Scan(&n, &taken)
+		all = n == int64(len(items))
+		return n, err
+	})
+	return taken, all, err
 }
 
 // doneSQL counts those of the items that are in the ledger, each by the primary

@@ -38,7 +38,7 @@ type Store struct {
 	markFailed, approve, approveReset, skipFailed         string
 	skipNew, acted                                        string
 	due, present, first, attention, failing, prune        string
-	fence, seal, take, taken, done, failItem, failedItems string
+	fence, seal, take, done, failItem, failedItems        string
 	checkpoint, saveCheckpoint                            string
 	countItems, pruneSlots                                string
 	pruneNext, pruneItems                                 [len(ledgers)]string
@@ -56,7 +56,7 @@ func New(schema string) *Store {
 		beat: q(beatSQL), standing: q(standingSQL),
 		get: q(getSQL), list: q(listSQL), history: q(historySQL), stale: q(staleSQL),
 		markFailed: q(markFailedSQL), approve: q(approveSQL), approveReset: q(approveResetSQL), skipFailed: q(skipFailedSQL), skipNew: q(skipNewSQL), acted: q(actedSQL),
-		fence: q(fenceSQL), seal: q(sealSQL), take: q(takeSQL), taken: q(takenSQL), done: q(doneSQL),
+		fence: q(fenceSQL), seal: q(sealSQL), take: q(takeSQL), done: q(doneSQL),
 		failItem: q(failItemSQL), failedItems: q(failedItemsSQL), countItems: q(countItemsSQL), checkpoint: q(checkpointSQL), saveCheckpoint: q(saveSQL),
 		due: q(dueSQL), present: q(presentSQL), first: q(firstSQL), attention: q(attentionSQL), failing: q(failingSQL), prune: q(pruneSQL),
 		pruneSlots: q(pruneSlotsSQL),
