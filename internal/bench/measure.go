@@ -7,6 +7,7 @@ import (
 	"runtime"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/jackc/pgx/v5/pgxpool"
@@ -69,18 +70,10 @@ func compare(pairs int, a, b slice) (c comparison, err error) {
 // operation is one piece of work, of a worker. Its key is fresh.
 type operation func(ctx context.Context, key string) error
 
-var keys struct {
-	sync.Mutex
-	n int
-}
+var keys atomic.Int64
 
 // fresh is a key of the usual length that was never used.
-func fresh() string {
-	keys.Lock()
-	defer keys.Unlock()
-	keys.n++
-	return fmt.Sprintf("settlement-%08d", keys.n)
-}
+func fresh() string { return fmt.Sprintf("settlement-%08d", keys.Add(1)) }
 
 // sliceOf is n operations spread over so many workers; its figure is their wall
 // time by n.
