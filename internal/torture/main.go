@@ -99,7 +99,7 @@ func command(args []string, out, errOut io.Writer) int {
 	}
 	t := &torture{
 		out: out, seed: *seed, duration: *duration, every: *every, pause: *pause, disturbing: people, keep: *keep,
-		thorough: *list == "all" && !*quick && *duration >= 10*time.Minute,
+		thorough: *list == "all" && !*quick && *duration >= time.Minute,
 		draws:    rand.New(rand.NewPCG(*seed, 1)), counts: map[string]int{},
 	}
 	code, err := t.run(ctx, *instances, picked, !*quick)
