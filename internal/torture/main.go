@@ -52,7 +52,7 @@ func command(args []string, out, errOut io.Writer) int {
 	instances := flags.Int("instances", 4, "worker processes at a time")
 	list := flags.String("faults", "all", "what goes wrong: all, none, cut, or names with commas: "+strings.Join(faultNames(), ", "))
 	pause := flags.Duration("pause", 120*time.Millisecond, "between faults, on average")
-	every := flags.Duration("every", 200*time.Millisecond, "after which each job has a new date to run")
+	every := flags.Duration("every", 300*time.Millisecond, "after which each job has a new date to run")
 	quick := flags.Bool("quick", false, "check once, when the faults end, and leave out the end of all runs")
 	keep := flags.Bool("keep", false, "leave the server and its tables for a look, and say where")
 	damage := flags.String("mutants", "", "damage the library in known ways, one after the other, and see whether the checker finds it: all, or names with commas: "+strings.Join(mutantNames(), ", "))

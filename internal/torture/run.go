@@ -227,23 +227,53 @@ func (t *torture) torment(ctx context.Context, picked []fault) error {
 }
 
 // leaveOne kills a process in the middle of an attempt: people have stopped, so its
-// run stays RUNNING, for Stale to list.
+// run stays RUNNING, for Stale to list. What the process had sent already may still
+// end the run: then another process is next.
 func (t *torture) leaveOne(ctx context.Context) {
+	running := func(p *place) (runs, sessions int) {
+		err := t.notes.pool.QueryRow(ctx, `
+			SELECT (SELECT count(*) FROM public.batch_job_run WHERE status = 'RUNNING' AND worker_id LIKE $1 || '-%'),
+				(SELECT count(*) FROM pg_stat_activity WHERE application_name = $1)`, p.now.Name).Scan(&runs, &sessions)
+		if err != nil {
+			return 0, 0
+		}
+		return runs, sessions
+	}
 	for range 100 {
 		for _, p := range t.places {
+			if p.now.ended != nil && isClosed(p.now.ended) {
+				continue
+			}
 			p.now.signal(syscall.SIGSTOP)
-			running := false
-			err := t.notes.pool.QueryRow(ctx, `SELECT EXISTS (SELECT FROM public.batch_job_run WHERE status = 'RUNNING' AND worker_id LIKE $1)`, p.now.Name+"-%").Scan(&running)
-			if err == nil && running {
-				p.now.kill()
-				t.noteFault("kill", p.now.Name)
+			if runs, _ := running(p); runs == 0 {
+				p.now.signal(syscall.SIGCONT)
+				continue
+			}
+			p.now.kill()
+			t.noteFault("kill", p.now.Name)
+			runs, sessions := running(p)
+			for range 200 { // until the server has noticed
+				if sessions == 0 || !sleep(ctx, 10*time.Millisecond) {
+					break
+				}
+				runs, sessions = running(p)
+			}
+			if runs > 0 {
 				return
 			}
-			p.now.signal(syscall.SIGCONT)
 		}
 		if !sleep(ctx, 10*time.Millisecond) {
 			return
 		}
+	}
+}
+
+func isClosed(c chan struct{}) bool {
+	select {
+	case <-c:
+		return true
+	default:
+		return false
 	}
 }
 
@@ -333,7 +363,7 @@ func (t *torture) listStale(ctx context.Context) (listed []string, missing int, 
 }
 
 // drain brings every run to its end: what is stale is marked failed, what FAILED is
-// approved, what nobody has run is caught up.
+// approved, what nobody has run is caught up or run.
 func (t *torture) drain(ctx context.Context) error {
 	const patience = time.Minute // without a run that comes to its end
 	fewest, since := math.MaxInt, time.Now()
@@ -353,20 +383,30 @@ func (t *torture) drain(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
-		for _, s := range stale {
-			if !s.Alive {
-				t.act(ctx, "MARK_FAILED", s.Record, jobrun.Action{By: "operator"})
-			}
-		}
 		failed, err := t.r.List(ctx, jobrun.Filter{Status: []jobrun.Status{jobrun.Failed}, Limit: 500})
 		if err != nil {
 			return err
 		}
-		for _, rec := range failed {
-			if rec.NextAttemptAt.IsZero() && rec.ApprovedAt.IsZero() {
-				t.act(ctx, "APPROVE_RERUN", rec, jobrun.Action{By: "operator"})
+		var acts sync.WaitGroup
+		turn := make(chan struct{}, 8) // so many at a time
+		act := func(kind string, rec jobrun.Record) {
+			turn <- struct{}{}
+			acts.Go(func() {
+				t.act(ctx, kind, rec, jobrun.Action{By: "operator"})
+				<-turn
+			})
+		}
+		for _, s := range stale {
+			if !s.Alive {
+				act("MARK_FAILED", s.Record)
 			}
 		}
+		for _, rec := range failed {
+			if rec.NextAttemptAt.IsZero() && rec.ApprovedAt.IsZero() {
+				act("APPROVE_RERUN", rec)
+			}
+		}
+		acts.Wait()
 		err = t.notes.pool.QueryRow(ctx, `
 			SELECT count(*)
 			FROM torture.wanted AS w

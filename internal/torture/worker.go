@@ -187,14 +187,22 @@ func (w *worker) call(ctx context.Context, rng *rand.Rand) {
 		all, err := w.r.RetryDue(ctx, w.jobs...)
 		w.answered(ctx, all, err)
 		for from, to := range stretches(w.Last) {
-			all, err = w.r.CatchUp(ctx, w.jobs[k], from, to, 100)
+			all, err = w.r.CatchUp(ctx, w.jobs[k], from, to, 3)
 			w.answered(ctx, all, err)
+			// In an order of its own: all would come to the same date at the same time.
+			missed, _ := w.r.Missed(ctx, w.jobs[k], from, to)
+			for _, n := range rng.Perm(len(missed))[:min(200, len(missed))] {
+				var e executed
+				res, err := w.r.RunDate(context.WithValue(ctx, executedKey{}, &e), w.jobs[k], missed[n])
+				w.answer(ctx, res, e, err)
+			}
 		}
 		return
 	}
-	if rng.IntN(30) == 0 { // a caller that loses patience, be it with the claim or with the job
+	if rng.IntN(20) == 0 { // a caller that loses patience, be it with the claim or with the job
 		var cancel context.CancelFunc
-		ctx, cancel = context.WithTimeout(ctx, time.Duration(rng.ExpFloat64()*float64(100*time.Millisecond)))
+		patience := []time.Duration{5 * time.Millisecond, 100 * time.Millisecond}[rng.IntN(2)]
+		ctx, cancel = context.WithTimeout(ctx, time.Duration(rng.ExpFloat64()*float64(patience)))
 		defer cancel()
 	}
 	var e executed
