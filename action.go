@@ -210,3 +210,31 @@ func (r *Runner) prune(ctx context.Context, before string, total *int64) error {
 	}
 	return nil
 }
+
+// Rehearsal begins the names of jobs that only try out a database, such as those of
+// the command's race: the runs of no other job can be discarded.
+const Rehearsal = "jobrun-rehearsal-"
+
+// Discard removes the run of a [Rehearsal] with its history, whatever its state;
+// ErrNotFound if there is none. The row of any other run is the guard of its date:
+// an error. It needs the privilege to DELETE.
+func (r *Runner) Discard(ctx context.Context, key string) error {
+	if job, _, _, ok := parseKey(key); !ok || !strings.HasPrefix(job, Rehearsal) {
+		return &InvalidError{"key", key, "that of a job whose name begins with " + Rehearsal}
+	}
+	n := int64(0)
+	err := r.read(ctx, func(ctx context.Context, s *store.Store) (err error) {
+		n, err = s.Discard(ctx, r.pool, key, time.Second)
+		return err
+	})
+	if err == nil && n == 0 {
+		err = ErrNotFound
+	}
+	if store.Code(err) == "42501" {
+		err = fmt.Errorf("%w (it needs DELETE on batch_job_run and batch_job_attempt)", err)
+	}
+	if err != nil {
+		return fmt.Errorf("discard %s: %w", key, err)
+	}
+	return nil
+}

@@ -43,6 +43,9 @@ func (r *Run) Attempt() int { return r.record.Attempt }
 // Trigger is what started this attempt.
 func (r *Run) Trigger() Trigger { return r.record.Trigger }
 
+// WorkerID is this process in the tables.
+func (r *Run) WorkerID() string { return r.runner.workerID }
+
 // ScheduledFor is the nominal time of the trigger that made the run, in the
 // business zone; retries and re-runs keep it. For a job with Every it is the
 // start of the slot.
@@ -58,6 +61,11 @@ func (r *Run) AddProcessed(n int64) { r.held.Processed.Add(n) }
 
 // AddFailed adds to the count of items failed, as AddProcessed does.
 func (r *Run) AddFailed(n int64) { r.held.Failed.Add(n) }
+
+// Items is what was counted so far in this attempt.
+func (r *Run) Items() (processed, failed int64) {
+	return r.held.Processed.Load(), r.held.Failed.Load()
+}
 
 // attrs are the attributes of log lines, as far as they are known.
 func (r Record) attrs() []any {

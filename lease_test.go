@@ -735,3 +735,38 @@ func TestPanicOfOnEventIsContained(t *testing.T) {
 		t.Errorf("logged %q", lines)
 	}
 }
+
+// What wraps a function sees what it has done so far.
+func TestWrappersSeeTheAttempt(t *testing.T) {
+	t.Parallel()
+	db := pgtest.New(t)
+	r := newRunner(t, db.Pool, jobrun.Options{WorkerID: "web-1"})
+	var processed, failed int64
+	worker := ""
+	res, err := r.RunDate(t.Context(), jobrun.Job{Name: "settlement", Func: func(_ context.Context, run *jobrun.Run) error {
+		run.AddProcessed(3)
+		run.AddFailed(2)
+		processed, failed = run.Items()
+		worker = run.WorkerID()
+		return nil
+	}}, date)
+	if err != nil || processed != 3 || failed != 2 || worker != res.Record.WorkerID {
+		t.Errorf("%d, %d, %q, %+v, %v", processed, failed, worker, res, err)
+	}
+	for _, c := range []struct {
+		err    error
+		reason string
+		ok     bool
+	}{
+		{nil, "", false},
+		{jobrun.SkipRun("no trading"), "no trading", true},
+		{fmt.Errorf("settle: %w", jobrun.SkipRun("")), "", true},
+		{errors.New("skipped: no"), "", false},
+		{errors.Join(jobrun.SkipRun("no trading"), errors.New("rates are missing")), "", false},
+		{&jobrun.PanicError{Value: jobrun.SkipRun("no trading")}, "", false},
+	} {
+		if reason, ok := jobrun.SkipReason(c.err); reason != c.reason || ok != c.ok {
+			t.Errorf("%v: %q, %t", c.err, reason, ok)
+		}
+	}
+}

@@ -377,3 +377,45 @@ INSERT INTO batch_job_checkpoint (job_key, attempt, value) SELECT job_key, 1, '1
 		t.Errorf("%d dates are marked", n)
 	}
 }
+
+// Only a rehearsal can be discarded: every other row guards its date.
+func TestDiscardRemovesRehearsalsAlone(t *testing.T) {
+	t.Parallel()
+	db := pgtest.New(t)
+	r := newRunner(t, db.Pool, jobrun.Options{})
+	rehearsal := jobrun.Job{Name: jobrun.Rehearsal + "1", Func: func(context.Context, *jobrun.Run) error { return nil }}
+	other := jobrun.Job{Name: "daily-settlement", Func: rehearsal.Func}
+	for _, job := range []jobrun.Job{rehearsal, other} {
+		if _, err := r.RunDate(t.Context(), job, date); err != nil {
+			t.Fatal(err)
+		}
+	}
+	var invalid *jobrun.InvalidError
+	for _, key := range []string{other.Key(date), "", jobrun.Rehearsal + "1", jobrun.Rehearsal, "x" + rehearsal.Key(date), jobrun.Rehearsal + "1:2026-02-30"} {
+		if err := r.Discard(t.Context(), key); !errors.As(err, &invalid) {
+			t.Errorf("%q: %v", key, err)
+		}
+	}
+	if err := r.Discard(t.Context(), rehearsal.Key(date)); err != nil {
+		t.Fatal(err)
+	}
+	if n := query[int](t, db.Pool, `SELECT count(*)::int FROM batch_job_attempt WHERE job_key = $1`, rehearsal.Key(date)); n != 0 {
+		t.Errorf("%d attempts are left", n)
+	}
+	if err := r.Discard(t.Context(), rehearsal.Key(date)); !errors.Is(err, jobrun.ErrNotFound) {
+		t.Errorf("again: %v", err)
+	}
+	if _, err := r.Get(t.Context(), other.Key(date)); err != nil {
+		t.Error(err)
+	}
+	name, url := db.Role(t, "")
+	exec(t, db.Pool, `GRANT USAGE ON SCHEMA public TO `+name+`; GRANT SELECT, INSERT, UPDATE ON ALL TABLES IN SCHEMA public TO `+name)
+	pool, err := pgxpool.New(t.Context(), url)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer pool.Close()
+	if err := newRunner(t, pool, jobrun.Options{}).Discard(t.Context(), rehearsal.Key(date)); err == nil || !strings.Contains(err.Error(), "needs DELETE") {
+		t.Errorf("without the privilege: %v", err)
+	}
+}

@@ -189,6 +189,16 @@ func (e *PanicError) Unwrap() error {
 // SKIPPED with the reason, and the call returns no error.
 func SkipRun(reason string) error { return &skip{reason} }
 
+// SkipReason returns the reason of an error that ends a run SKIPPED: one of
+// [SkipRun], plainly or wrapped. It is for what wraps a [Func], such as traces.
+func SkipReason(err error) (reason string, ok bool) {
+	s := skipOf(err)
+	if s == nil {
+		return "", false
+	}
+	return s.reason, true
+}
+
 type skip struct{ reason string }
 
 func (e *skip) Error() string { return "skipped: " + e.reason }

@@ -253,3 +253,33 @@ func (s *Store) PruneSlots(ctx context.Context, db DB, before string, limit int)
 	tag, err := db.Exec(ctx, s.pruneSlots, before, limit)
 	return tag.RowsAffected(), err
 }
+
+// discardSQL removes a run and all that it has left, people's actions excepted. It
+// locks the run row FOR UPDATE first, waiting at most lock_timeout.
+const discardSQL = `
+WITH bound AS MATERIALIZED (
+  SELECT set_config('lock_timeout', $2::text, true), ` + durable + `
+), run AS MATERIALIZED (
+  SELECT r.job_key
+  FROM bound
+  CROSS JOIN batch_job_run AS r
+  WHERE r.job_key = $1::text
+  FOR UPDATE OF r
+), attempts AS (
+  DELETE FROM batch_job_attempt AS a
+  USING run
+  WHERE a.job_key = run.job_key
+), gone AS (
+  DELETE FROM batch_job_run AS r
+  USING run
+  WHERE r.job_key = run.job_key
+)
+SELECT count(*), coalesce(max(job_key), '')
+FROM run`
+
+// Discard removes the run of a key with its history and returns how many there were.
+func (s *Store) Discard(ctx context.Context, db DB, key string, lock time.Duration) (n int64, err error) {
+	rows, err := db.Query(ctx, s.discard, key, millis(lock))
+	n, _, err = counted(rows, err)
+	return n, err
+}
