@@ -1,0 +1,510 @@
+package ops
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/seed-ccb5b62c/jobrun"
+)
+
+func (c *command) listFlags(fs *flag.FlagSet) {
+	fs.StringVar(&c.job, "job", "", "only the runs of this job `NAME`")
+	fs.StringVar(&c.status, "status", "", "only runs with one of these `STATUSES`, separated by commas")
+	fs.StringVar(&c.from, "from", "", "only runs of this `DATE` or later, YYYY-MM-DD")
+	fs.StringVar(&c.to, "to", "", "only runs of this `DATE` or earlier")
+	fs.StringVar(&c.after, "after", "", "go on behind this `KEY`, the last of the page before")
+	fs.IntVar(&c.limit, "limit", 100, "at most `N` runs, up to 1000")
+}
+
+// list prints one page of runs.
+func (c *command) list(ctx context.Context, r *jobrun.Runner) (int, error) {
+	f := jobrun.Filter{Job: c.job, After: c.after, Limit: c.limit}
+	var err error
+	if f.From, f.To, err = dates(c.from, c.to); err != nil {
+		return 0, err
+	}
+	if c.limit < 1 {
+		return 0, usage("--limit is %d, allowed: 1 to 1000", c.limit)
+	}
+	for s := range strings.SplitSeq(c.status, ",") {
+		if s = strings.ToUpper(strings.TrimSpace(s)); s != "" {
+			f.Status = append(f.Status, jobrun.Status(s))
+		}
+	}
+	runs, err := r.List(ctx, f)
+	if err != nil {
+		return 0, err
+	}
+	next := ""
+	if len(runs) == c.limit {
+		next = runs[len(runs)-1].Key
+	}
+	if c.json {
+		return ExitFine, c.print(struct {
+			Runs []jobrun.Record `json:"runs"`
+			Next string          `json:"next,omitempty"`
+		}{runs, next})
+	}
+	t := table{head: []string{"KEY", "STATUS", "ATTEMPT", "STARTED", "TOOK", "ITEMS", "NOTE"}}
+	for _, rec := range runs {
+		t.add(rec.Key, string(rec.Status), strconv.Itoa(rec.Attempt), clock(rec.StartedAt), took(rec), items(rec.ItemsProcessed, rec.ItemsFailed), note(rec))
+	}
+	t.print(c.out, c.width)
+	c.zone(runs...)
+	if next != "" {
+		fmt.Fprintf(c.out, "More: --after %s\n", quoted(next))
+	}
+	return ExitFine, nil
+}
+
+// dates are the dates of two flags; "": none.
+func dates(from, to string) (a, b jobrun.Date, err error) {
+	if from != "" {
+		if a, err = jobrun.ParseDate(from); err != nil {
+			return a, b, usage("--from: %v", err)
+		}
+	}
+	if to != "" {
+		if b, err = jobrun.ParseDate(to); err != nil {
+			return a, b, usage("--to: %v", err)
+		}
+	}
+	return a, b, nil
+}
+
+// view is a run as the command shows it, with the evidence if it is stale.
+type view struct {
+	Run   jobrun.Record `json:"run"`
+	Stale *evidence     `json:"stale,omitempty"`
+}
+
+// evidence is a jobrun.StaleRun for JSON: seconds, and absent times left out.
+type evidence struct {
+	Alive        bool      `json:"alive"`
+	Silent       float64   `json:"silent_seconds"`
+	Overdue      float64   `json:"overdue_seconds"`
+	ItemsMovedAt time.Time `json:"items_moved_at,omitzero"`
+	Typical      float64   `json:"typical_seconds,omitzero"`
+	Longest      float64   `json:"longest_seconds,omitzero"`
+	Session      string    `json:"session"`
+}
+
+func evidenceOf(s jobrun.StaleRun) *evidence {
+	return &evidence{s.Alive, s.Silent.Seconds(), s.Overdue.Seconds(), s.ItemsMovedAt, s.Typical.Seconds(), s.Longest.Seconds(), s.Session}
+}
+
+// look reads a run, and the evidence if it is stale.
+func look(ctx context.Context, r *jobrun.Runner, key string) (rec jobrun.Record, stale *jobrun.StaleRun, err error) {
+	if rec, err = r.Get(ctx, key); err != nil || rec.Status != jobrun.Running {
+		return rec, nil, err
+	}
+	all, err := r.Stale(ctx)
+	for _, s := range all {
+		if s.Key == key && s.Attempt == rec.Attempt && s.StartedAt.Equal(rec.StartedAt) {
+			return rec, &s, err
+		}
+	}
+	return rec, nil, err
+}
+
+// show prints one run.
+func (c *command) show(ctx context.Context, r *jobrun.Runner) (int, error) {
+	rec, stale, err := look(ctx, r, c.args[0])
+	if err != nil {
+		return 0, err
+	}
+	if c.json {
+		v := view{Run: rec}
+		if stale != nil {
+			v.Stale = evidenceOf(*stale)
+		}
+		return ExitFine, c.print(v)
+	}
+	fields(c.out, c.width, describe(rec, stale)...)
+	for _, line := range c.advice(rec, stale) {
+		fmt.Fprintln(c.out, line)
+	}
+	return ExitFine, nil
+}
+
+// stale prints the evidence about every stale run.
+func (c *command) stale(ctx context.Context, r *jobrun.Runner) (int, error) {
+	all, err := r.Stale(ctx)
+	if err != nil {
+		return 0, err
+	}
+	code := ExitFine
+	if len(all) > 0 {
+		code = ExitAttention
+	}
+	if c.json {
+		views := make([]view, len(all))
+		for i, s := range all {
+			views[i] = view{s.Record, evidenceOf(s)}
+		}
+		return code, c.print(struct {
+			Stale []view `json:"stale"`
+		}{views})
+	}
+	if len(all) == 0 {
+		fmt.Fprintln(c.out, "No run is stale.")
+	}
+	for i, s := range all {
+		if i > 0 {
+			fmt.Fprintln(c.out)
+		}
+		fields(c.out, c.width, describe(s.Record, &s)...)
+	}
+	if len(all) > 0 {
+		fmt.Fprintln(c.out, "\n"+wrap(fmt.Sprintf("Look at the processes before \"%s mark-failed KEY --reason ...\".", c.name), c.width))
+	}
+	return code, nil
+}
+
+// describe is a run in lines of a name and a text.
+func describe(rec jobrun.Record, stale *jobrun.StaleRun) (lines [][2]string) {
+	add := func(known bool, name, format string, values ...any) {
+		if known {
+			lines = append(lines, [2]string{name, fmt.Sprintf(format, values...)})
+		}
+	}
+	by := rec.WorkerID
+	if rec.Trigger != "" {
+		by += ", " + string(rec.Trigger)
+	}
+	add(true, "run", "%s", rec.Key)
+	add(true, "status", "%s", rec.Status)
+	add(true, "attempt", "%d by %s", rec.Attempt, by)
+	add(!rec.ScheduledFor.IsZero(), "scheduled for", "%s", instant(rec.ScheduledFor))
+	add(!rec.StartedAt.IsZero(), "started", "%s", instant(rec.StartedAt))
+	add(!rec.FinishedAt.IsZero(), "finished", "%s, after %s", instant(rec.FinishedAt), took(rec))
+	add(rec.Status == jobrun.Running && !rec.HeartbeatAt.IsZero(), "heartbeat", "%s", instant(rec.HeartbeatAt))
+	add(rec.Status == jobrun.Running && rec.HeartbeatAt.IsZero(), "heartbeat", "none: another program's run")
+	add(rec.ItemsProcessed > 0 || rec.ItemsFailed > 0, "items", "%d processed, %d failed", rec.ItemsProcessed, rec.ItemsFailed)
+	if s := stale; s != nil {
+		alive := "no: nothing was heard of it for longer than its lease"
+		if s.Alive {
+			alive = "yes: it is slow, or stuck in a call"
+		}
+		add(true, "alive", "%s", alive)
+		add(true, "silent", "%s", short(s.Silent))
+		add(s.Overdue > 0, "overdue", "%s beyond its limit", short(s.Overdue))
+		add(!s.ItemsMovedAt.IsZero(), "items moved", "%s", instant(s.ItemsMovedAt))
+		add(s.Typical > 0, "usually", "%s, at most %s", short(s.Typical), short(s.Longest))
+		add(true, "session", "%s (of the last heartbeat; proves nothing)", s.Session)
+	}
+	add(!rec.NextAttemptAt.IsZero(), "next attempt", "%s", instant(rec.NextAttemptAt))
+	add(!rec.ApprovedAt.IsZero(), "approved", "%s, not executed yet", instant(rec.ApprovedAt))
+	add(!rec.PrunedAt.IsZero(), "pruned", "%s: it can never run again", instant(rec.PrunedAt))
+	add(rec.Error != "", "error", "%s", rec.Error)
+	return lines
+}
+
+// advice is what can be done about a run.
+func (c *command) advice(rec jobrun.Record, stale *jobrun.StaleRun) []string {
+	do := func(what, format string, values ...any) string {
+		return fmt.Sprintf("%-28s %s %s", what, c.name, fmt.Sprintf(format, values...))
+	}
+	key := quoted(rec.Key)
+	var lines []string
+	switch {
+	case !rec.PrunedAt.IsZero():
+		return nil
+	case rec.Status == jobrun.Running && stale != nil && !stale.Alive:
+		lines = []string{do("If its process is dead:", "mark-failed %s --reason ...", key)}
+	case rec.Status == jobrun.Running:
+		lines = []string{do("If it must stop:", "mark-failed %s --force --reason ...", key)}
+	case !rec.ApprovedAt.IsZero():
+		lines = []string{"A re-run is approved: the service's RetryDue executes it."}
+	case rec.Status == jobrun.Failed:
+		lines = []string{
+			do("When the cause is mended:", "rerun %s --reason ...", key),
+			do("If it shall not happen:", "skip %s --reason ...", key),
+		}
+	case rec.Status == jobrun.Skipped:
+		lines = []string{do("If it shall happen:", "rerun %s --reason ...", key)}
+	}
+	lines = append(lines, do("What led to this:", "history %s", key))
+	return append([]string{""}, lines...)
+}
+
+func (c *command) attentionFlags(fs *flag.FlagSet) {
+	fs.DurationVar(&c.dueBy, "due-by", 0, "time of day, as a `DURATION` since midnight such as 2h30m, from which a run of today is missed")
+	fs.DurationVar(&c.since, "since", 0, "report attempts too that failed in this `DURATION` and were followed by another")
+}
+
+// attention prints what needs a person.
+func (c *command) attention(ctx context.Context, r *jobrun.Runner) (int, error) {
+	opts := &jobrun.AttentionOptions{DueBy: c.dueBy}
+	switch {
+	case c.since < 0:
+		return 0, usage("--since is %s, allowed: 0 or more", c.since)
+	case c.since > 0:
+		opts.FailedSince = time.Now().Add(-c.since)
+	}
+	problems, failed := r.Attention(ctx, opts, c.jobs...)
+	if failed != nil && problems == nil {
+		return 0, failed
+	}
+	code := ExitFine
+	if len(problems) > 0 {
+		code = ExitAttention
+	}
+	if c.json {
+		if problems == nil {
+			problems = []jobrun.Problem{}
+		}
+		return code, cmp.Or(c.print(struct {
+			Problems []jobrun.Problem `json:"problems"`
+			Judged   bool             `json:"missed_judged"`
+		}{problems, c.knowsJobs}), failed)
+	}
+	t := table{head: []string{"KIND", "KEY", "SINCE", "ATTEMPT", "NOTE"}}
+	var runs []jobrun.Record
+	for _, p := range problems {
+		attempt := "-"
+		if p.Record.Key != "" {
+			attempt = strconv.Itoa(p.Record.Attempt)
+			runs = append(runs, p.Record)
+		}
+		t.add(string(p.Kind), p.Key, clock(p.Since), attempt, cmp.Or(note(p.Record), meaning[p.Kind]))
+	}
+	if len(problems) == 0 && failed == nil {
+		fmt.Fprintln(c.out, "Nothing needs a person.")
+	} else {
+		t.print(c.out, c.width)
+		c.zone(runs...)
+		fmt.Fprintf(c.out, "\"%s show KEY\" says what can be done.\n", c.name)
+	}
+	if !c.knowsJobs {
+		fmt.Fprintln(c.out, "Missed dates are not judged: only the service knows its jobs (ops.Main).")
+	}
+	return code, failed
+}
+
+// meaning says of a problem what its run does not.
+var meaning = map[jobrun.ProblemKind]string{
+	jobrun.ProblemStale:  "RUNNING, but silent or over its limit",
+	jobrun.ProblemMissed: "no run",
+}
+
+func (c *command) missedFlags(fs *flag.FlagSet) {
+	fs.StringVar(&c.job, "job", "", "only the dates of this job `NAME`")
+	fs.StringVar(&c.from, "from", "", "from this `DATE` on, YYYY-MM-DD; \"\": 30 days before today")
+	fs.StringVar(&c.to, "to", "", "up to this `DATE`; \"\": today")
+}
+
+// missed prints the due dates of the jobs that have no run.
+func (c *command) missed(ctx context.Context, r *jobrun.Runner) (int, error) {
+	from, to, err := dates(c.from, c.to)
+	if err != nil {
+		return 0, err
+	}
+	if to == (jobrun.Date{}) {
+		to = r.Today()
+	}
+	if from == (jobrun.Date{}) {
+		from = r.Today().AddDays(-30)
+	}
+	type date struct {
+		Job  string      `json:"job"`
+		Key  string      `json:"key"`
+		Date jobrun.Date `json:"date"`
+	}
+	missed, judged := []date{}, 0
+	var failed error
+	for _, job := range c.jobs {
+		if c.job != "" && job.Name != c.job {
+			continue
+		}
+		if judged++; job.Every != 0 {
+			if c.job != "" {
+				return 0, usage("%s runs several times a day: it has no run per date", job.Name)
+			}
+			continue
+		}
+		days, err := r.Missed(ctx, job, from, to)
+		failed = errors.Join(failed, err)
+		for _, d := range days {
+			missed = append(missed, date{job.Name, job.Key(d), d})
+		}
+	}
+	if judged == 0 {
+		var names []string
+		for _, job := range c.jobs {
+			names = append(names, job.Name)
+		}
+		return 0, usage("no job to judge: --job is %q, this command was given %q", c.job, names)
+	}
+	code := ExitFine
+	if len(missed) > 0 {
+		code = ExitAttention
+	}
+	if c.json {
+		return code, cmp.Or(c.print(struct {
+			Missed []date `json:"missed"`
+		}{missed}), failed)
+	}
+	if len(missed) == 0 && failed == nil {
+		fmt.Fprintf(c.out, "No date from %s to %s is missed.\n", from, to)
+	}
+	for _, m := range missed {
+		fmt.Fprintln(c.out, m.Key)
+	}
+	return code, failed
+}
+
+// entry is a line of the history for JSON.
+type entry struct {
+	At             time.Time      `json:"at"`
+	Attempt        int            `json:"attempt"`
+	Trigger        jobrun.Trigger `json:"trigger,omitempty"`
+	WorkerID       string         `json:"worker_id,omitempty"`
+	HeartbeatAt    time.Time      `json:"heartbeat_at,omitzero"`
+	FinishedAt     time.Time      `json:"finished_at,omitzero"`
+	Outcome        jobrun.Status  `json:"outcome,omitempty"`
+	ItemsProcessed int64          `json:"items_processed,omitzero"`
+	ItemsFailed    int64          `json:"items_failed,omitzero"`
+	Error          string         `json:"error,omitempty"`
+	Action         string         `json:"action,omitempty"`
+	By             string         `json:"by,omitempty"`
+	Reason         string         `json:"reason,omitempty"`
+	Force          bool           `json:"force,omitzero"`
+	ResetItems     bool           `json:"reset_items,omitzero"`
+	Previous       jobrun.Status  `json:"previous,omitempty"`
+	DBUser         string         `json:"db_user,omitempty"`
+}
+
+// history prints the attempts and actions of a run.
+func (c *command) history(ctx context.Context, r *jobrun.Runner) (int, error) {
+	all, err := r.History(ctx, c.args[0])
+	if err != nil {
+		return 0, err
+	}
+	entries := make([]entry, len(all))
+	var lines [][2]string
+	for i, h := range all {
+		e := entry{
+			At: h.At, Attempt: h.Attempt, Trigger: h.Trigger, WorkerID: h.WorkerID, HeartbeatAt: h.HeartbeatAt, FinishedAt: h.FinishedAt,
+			Outcome: h.Outcome, ItemsProcessed: h.ItemsProcessed, ItemsFailed: h.ItemsFailed, Error: h.Error,
+			Action: h.Kind, Previous: h.Previous, DBUser: h.DBUser,
+		}
+		what, who, why := fmt.Sprintf("attempt %d, %s, %s", h.Attempt, cmp.Or(string(h.Trigger), "by another program"), h.Outcome), h.WorkerID, h.Error
+		if !h.FinishedAt.IsZero() {
+			what += " after " + short(h.FinishedAt.Sub(h.At))
+		}
+		if h.ItemsProcessed > 0 || h.ItemsFailed > 0 {
+			what += ", items " + items(h.ItemsProcessed, h.ItemsFailed)
+		}
+		if a := h.Action; a != nil {
+			e.By, e.Reason, e.Force, e.ResetItems = a.By, a.Reason, a.Force, a.ResetItems
+			what, who, why = h.Kind, fmt.Sprintf("%s (role %s)", a.By, h.DBUser), a.Reason
+			if a.Force {
+				what += " FORCE"
+			}
+			if a.ResetItems {
+				what += " RESET_ITEMS"
+			}
+			what += fmt.Sprintf(" of attempt %d, which was %s", h.Attempt, h.Previous)
+			if h.Previous == "" {
+				what = h.Kind + ", there was no run"
+			}
+		}
+		lines = append(lines, [2]string{clock(h.At), what}, [2]string{"", "by " + who})
+		if why != "" {
+			lines = append(lines, [2]string{"", why})
+		}
+		entries[i] = e
+	}
+	if c.json {
+		return ExitFine, c.print(struct {
+			Key     string  `json:"key"`
+			History []entry `json:"history"`
+		}{c.args[0], entries})
+	}
+	fmt.Fprintln(c.out, visible(c.args[0], ""))
+	fields(c.out, c.width, lines...)
+	c.zone(jobrun.Record{StartedAt: all[0].At})
+	return ExitFine, nil
+}
+
+// zone says once which zone the times of a table are in.
+func (c *command) zone(runs ...jobrun.Record) {
+	for _, rec := range runs {
+		if !rec.StartedAt.IsZero() {
+			fmt.Fprintf(c.out, "Times are those of %s.\n", rec.StartedAt.Location())
+			return
+		}
+	}
+}
+
+// note is the one thing more that a line should say of a run.
+func note(rec jobrun.Record) string {
+	switch {
+	case !rec.ApprovedAt.IsZero():
+		return "re-run approved " + clock(rec.ApprovedAt)
+	case !rec.NextAttemptAt.IsZero():
+		return "next attempt " + clock(rec.NextAttemptAt) + ": " + firstLine(rec.Error)
+	case rec.Status == jobrun.Running:
+		return "by " + rec.WorkerID
+	}
+	return firstLine(rec.Error)
+}
+
+// firstLine is the first line of a text, marked when there are more.
+func firstLine(s string) string {
+	line, _, more := strings.Cut(strings.TrimSpace(s), "\n")
+	if more {
+		line += " ..."
+	}
+	return line
+}
+
+// clock is a time in a table, instant one that stands alone.
+func clock(t time.Time) string {
+	if t.IsZero() {
+		return "-"
+	}
+	return t.Format("2006-01-02 15:04:05")
+}
+
+func instant(t time.Time) string {
+	return t.Format("2006-01-02 15:04:05 -07:00 ") + t.Location().String()
+}
+
+// took is how long a run's attempt took.
+func took(rec jobrun.Record) string {
+	if rec.FinishedAt.IsZero() || rec.StartedAt.IsZero() || rec.Attempt == 0 {
+		return "-"
+	}
+	return short(rec.FinishedAt.Sub(rec.StartedAt))
+}
+
+// short is a duration for people.
+func short(d time.Duration) string {
+	switch {
+	case d >= time.Minute:
+		return d.Round(time.Second).String()
+	case d >= time.Second:
+		return d.Round(100 * time.Millisecond).String()
+	}
+	return d.Round(time.Millisecond).String()
+}
+
+// items is the counts of an attempt.
+func items(processed, failed int64) string {
+	if processed == 0 && failed == 0 {
+		return "-"
+	}
+	text := strconv.FormatInt(processed, 10)
+	if failed > 0 {
+		text += fmt.Sprintf(" (%d failed)", failed)
+	}
+	return text
+}

@@ -1,0 +1,98 @@
+package ops_test
+
+import (
+	"errors"
+	"io"
+	"os"
+	"os/exec"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"unsafe"
+
+	"github.com/seed-ccb5b62c/jobrun"
+	"github.com/seed-ccb5b62c/jobrun/internal/pgtest"
+	"github.com/seed-ccb5b62c/jobrun/ops"
+)
+
+// onTerminal runs a command on a terminal of so many columns, types the answer at
+// the question, and returns all that the terminal showed.
+func onTerminal(t *testing.T, cmd *exec.Cmd, columns int, answer string) said {
+	t.Helper()
+	control := func(f *os.File, request uintptr, value unsafe.Pointer) {
+		t.Helper()
+		if _, _, err := syscall.Syscall(syscall.SYS_IOCTL, f.Fd(), request, uintptr(value)); err != 0 {
+			t.Fatal(err)
+		}
+	}
+	master, err := os.OpenFile("/dev/ptmx", os.O_RDWR, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer master.Close()
+	var number, lock int32
+	control(master, syscall.TIOCGPTN, unsafe.Pointer(&number))
+	control(master, syscall.TIOCSPTLCK, unsafe.Pointer(&lock))
+	size := [4]uint16{24, uint16(columns)}
+	control(master, syscall.TIOCSWINSZ, unsafe.Pointer(&size))
+	screen, err := os.OpenFile("/dev/pts/"+strconv.Itoa(int(number)), os.O_RDWR|syscall.O_NOCTTY, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	cmd.Stdin, cmd.Stdout, cmd.Stderr = screen, screen, screen
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true, Setctty: true}
+	err = cmd.Start()
+	screen.Close()
+	if err != nil {
+		t.Fatal(err)
+	}
+	var seen strings.Builder
+	for buffer, typed := make([]byte, 4096), false; ; {
+		n, err := master.Read(buffer)
+		seen.Write(buffer[:n])
+		if !typed && strings.Contains(seen.String(), `Type "yes"`) {
+			typed = true
+			if _, err := io.WriteString(master, answer); err != nil {
+				t.Fatal(err)
+			}
+		}
+		if err != nil { // EIO: the other end is closed
+			break
+		}
+	}
+	var exit *exec.ExitError
+	if err := cmd.Wait(); err != nil && !errors.As(err, &exit) {
+		t.Fatal(err)
+	}
+	return said{strings.ReplaceAll(seen.String(), "\r\n", "\n"), "", cmd.ProcessState.ExitCode()}
+}
+
+func TestTerminalShowsTheEvidenceAndAsks(t *testing.T) {
+	t.Parallel()
+	db := pgtest.New(t)
+	r := newRunner(t, db.Pool, jobrun.Options{})
+	dead(t, db, "payout", day)
+	const key = "payout:2026-09-15"
+	args := []string{"mark-failed", key, "--reason", "pod evicted"}
+	evidence := []string{key, "RUNNING", "26h0m", "alive", "session", "pod evicted", "nothing follows by itself"}
+	for _, answer := range []string{"no\n", "\n", "y\n", "\x04"} { // the last one: end of input
+		s := onTerminal(t, alone(t, db.URL, args...), 80, answer)
+		s.check(t, ops.ExitError, append(evidence, "not confirmed, nothing was changed"), args)
+	}
+	if rec, err := r.Get(t.Context(), key); err != nil || rec.Status != jobrun.Running {
+		t.Fatalf("%+v, %v", rec, err)
+	}
+	s := onTerminal(t, alone(t, db.URL, args...), 80, "yes\n")
+	s.check(t, ops.ExitFine, append(evidence, key+" is FAILED."), args)
+	if rec, err := r.Get(t.Context(), key); err != nil || rec.Status != jobrun.Failed {
+		t.Fatalf("%+v, %v", rec, err)
+	}
+	// What was seen before needs no question, here neither.
+	s = onTerminal(t, alone(t, db.URL, "rerun", key, "--reason", "x", "--yes", "--attempt", "1"), 80, "")
+	s.check(t, ops.ExitFine, []string{"approved"}, nil)
+	s = onTerminal(t, alone(t, db.URL, "rerun", key, "--reason", "x", "--yes"), 80, "")
+	s.check(t, ops.ExitUsage, []string{"--yes needs --attempt"}, nil)
+	s = onTerminal(t, alone(t, db.URL, "skip", "payout:2026-09-16", "--reason", "no trading"), 80, "yes\n")
+	s.check(t, ops.ExitFine, []string{"there is none yet", "is SKIPPED"}, nil)
+}
