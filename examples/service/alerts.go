@@ -13,6 +13,9 @@ import (
 	"net/url"
 	"time"
 
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
 	"github.com/seed-ccb5b62c/jobrun"
 )
 
@@ -38,26 +41,39 @@ func describe(p jobrun.Problem) problem {
 	return problem{p.Kind, p.Job, p.Key, p.Date, p.Record.Attempt, p.Record.Status, p.Since, p.Record.NextAttemptAt}
 }
 
-// alert is what is posted. The key of the run names the incident. Every instance
-// posts, and one that was restarted posts what is still open again: a receiver
-// drops what it has seen with the same job_key, event, kind and attempt.
+// alert is what is posted. The key of the run names the incident. A post whose
+// answer was lost is repeated with the same Idempotency-Key, by any instance: a
+// receiver drops what it has seen.
 type alert struct {
 	Event string `json:"event"` // "problem" or "resolved"
 	problem
 	Error string `json:"error,omitempty"` // for the team; /healthz does not show it
 }
 
+// Tables of the alerts: what was told last about each run, so that a restart repeats
+// nothing, and who is telling it, so that of several instances one does.
+const alertTables = `
+CREATE TABLE IF NOT EXISTS service_alert (
+  job_key   text        PRIMARY KEY,
+  event     text        NOT NULL,
+  kind      text        NOT NULL,
+  attempt   integer     NOT NULL,
+  problem   jsonb       NOT NULL,
+  told      boolean     NOT NULL,
+  turn_till timestamptz NOT NULL -- until then nobody else tells it
+)`
+
 // alerter posts each new problem once, and once that it is over.
 type alerter struct {
 	runner  *jobrun.Runner
+	pool    *pgxpool.Pool
 	webhook string
 	client  *http.Client
 	log     *slog.Logger
-	open    map[string]jobrun.Problem // posted and not over, by key
 }
 
-func newAlerter(runner *jobrun.Runner, webhook string, log *slog.Logger) *alerter {
-	return &alerter{runner, webhook, &http.Client{Timeout: 10 * time.Second}, log, map[string]jobrun.Problem{}}
+func newAlerter(runner *jobrun.Runner, pool *pgxpool.Pool, webhook string, log *slog.Logger) *alerter {
+	return &alerter{runner, pool, webhook, &http.Client{Timeout: 10 * time.Second}, log}
 }
 
 // watch looks until ctx ends. It asks the database, not this process: nobody else
@@ -76,8 +92,8 @@ func (a *alerter) watch(ctx context.Context, every time.Duration) {
 	}
 }
 
-// look posts what has changed. What could not be posted counts as not seen, so the
-// next look posts it. An error says nothing about the problems that are open.
+// look posts what has changed since anybody has told of it. What could not be posted
+// is posted by the next look. An error says nothing about the problems that are open.
 func (a *alerter) look(ctx context.Context) error {
 	problems, err := a.runner.Attention(ctx, attention)
 	if err != nil {
@@ -87,59 +103,76 @@ func (a *alerter) look(ctx context.Context) error {
 	listed := map[string]bool{}
 	for _, p := range problems {
 		listed[p.Key] = true
-		if known, ok := a.open[p.Key]; ok && known.Kind == p.Kind && known.Record.Attempt == p.Record.Attempt {
-			continue
-		}
-		if err := a.post(ctx, alert{"problem", describe(p), p.Record.Error}); err != nil {
-			errs = append(errs, err)
-			continue
-		}
-		a.open[p.Key] = p
+		errs = append(errs, a.tell(ctx, alert{"problem", describe(p), p.Record.Error}))
 	}
-	for key, p := range a.open {
-		if listed[key] {
+	open, err := a.open(ctx)
+	errs = append(errs, err)
+	for _, al := range open {
+		if listed[al.Key] {
 			continue
 		}
-		over, now, err := a.over(ctx, p)
+		over, now, err := a.over(ctx, al.problem)
 		if over {
-			err = a.post(ctx, alert{"resolved", now, ""})
+			err = a.tell(ctx, alert{"resolved", now, ""})
 		}
-		switch {
-		case err != nil:
-			errs = append(errs, err)
-		case over:
-			delete(a.open, key)
-		}
+		errs = append(errs, err)
 	}
 	return errors.Join(errs...)
+}
+
+// open are the alerts whose problems were told and are not told to be over.
+func (a *alerter) open(ctx context.Context) ([]alert, error) {
+	rows, _ := a.pool.Query(ctx, `SELECT problem FROM service_alert WHERE event = 'problem' OR NOT told`)
+	return pgx.CollectRows(rows, pgx.RowTo[alert])
+}
+
+// tell posts an alert unless it was told, or another instance is telling it. A row
+// of an instance that ended in between is free again after a minute.
+func (a *alerter) tell(ctx context.Context, al alert) error {
+	body, err := json.Marshal(al)
+	if err != nil {
+		return err
+	}
+	turn, err := a.pool.Exec(ctx, `
+		INSERT INTO service_alert AS s (job_key, event, kind, attempt, problem, told, turn_till)
+		VALUES ($1, $2, $3, $4, $5, false, now() + interval '1 minute')
+		ON CONFLICT (job_key) DO UPDATE
+		SET event = excluded.event, kind = excluded.kind, attempt = excluded.attempt, problem = excluded.problem, told = false, turn_till = excluded.turn_till
+		WHERE (s.event, s.kind, s.attempt) IS DISTINCT FROM (excluded.event, excluded.kind, excluded.attempt)
+		  OR NOT s.told AND s.turn_till < now()`, al.Key, al.Event, string(al.Kind), al.Attempt, body)
+	if err != nil || turn.RowsAffected() == 0 {
+		return err
+	}
+	posted := a.post(ctx, al, body)
+	_, err = a.pool.Exec(context.WithoutCancel(ctx), `
+		UPDATE service_alert SET told = $5, turn_till = now()
+		WHERE job_key = $1 AND event = $2 AND kind = $3 AND attempt = $4`, al.Key, al.Event, string(al.Kind), al.Attempt, posted == nil)
+	return errors.Join(posted, err)
 }
 
 // over reports whether a problem that is no longer listed is solved, and not just
 // being worked on: a run that failed is not listed either while it is tried again,
 // or while an approved re-run waits to be picked up.
-func (a *alerter) over(ctx context.Context, p jobrun.Problem) (bool, problem, error) {
+func (a *alerter) over(ctx context.Context, p problem) (bool, problem, error) {
 	rec, err := a.runner.Get(ctx, p.Key)
 	if err != nil && !errors.Is(err, jobrun.ErrNotFound) {
 		return false, problem{}, err
 	}
-	beatsAgain := p.Kind == jobrun.ProblemStale && rec.Attempt == p.Record.Attempt
+	beatsAgain := p.Kind == jobrun.ProblemStale && rec.Attempt == p.Attempt
 	if rec.Status == jobrun.Running && !beatsAgain || rec.Status == jobrun.Failed && rec.PrunedAt.IsZero() {
 		return false, problem{}, nil
 	}
-	p.Record = rec
-	return true, describe(p), nil
+	p.Attempt, p.Status, p.NextAttemptAt = rec.Attempt, rec.Status, rec.NextAttemptAt
+	return true, p, nil
 }
 
-func (a *alerter) post(ctx context.Context, al alert) error {
-	body, err := json.Marshal(al)
-	if err != nil {
-		return err
-	}
+func (a *alerter) post(ctx context.Context, al alert, body []byte) error {
 	request, err := http.NewRequestWithContext(ctx, http.MethodPost, a.webhook, bytes.NewReader(body))
 	if err != nil {
 		return errors.New("alert webhook: not a URL")
 	}
 	request.Header.Set("Content-Type", "application/json")
+	request.Header.Set("Idempotency-Key", fmt.Sprintf("%s %s %s %d", url.QueryEscape(al.Key), al.Event, al.Kind, al.Attempt))
 	response, err := a.client.Do(request)
 	if err != nil {
 		if wrapped := (*url.Error)(nil); errors.As(err, &wrapped) {

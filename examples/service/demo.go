@@ -48,7 +48,7 @@ CREATE TABLE IF NOT EXISTS demo_stock (
   item      text        PRIMARY KEY,
   sold      bigint      NOT NULL,
   synced_at timestamptz NOT NULL
-);`
+);` + alertTables
 
 // prepareDemo creates the tables and puts in the orders of yesterday.
 func prepareDemo(ctx context.Context, pool *pgxpool.Pool, zone *time.Location) error {

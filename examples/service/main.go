@@ -180,7 +180,7 @@ func run(ctx context.Context, c config, stdout, stderr io.Writer) error {
 			cancel(err)
 		}
 	})
-	background.Go(func() { newAlerter(runner, c.webhook, log).watch(ctx, lookEvery) })
+	background.Go(func() { newAlerter(runner, pool, c.webhook, log).watch(ctx, lookEvery) })
 	scheduler.Start()
 	fmt.Fprintf(stdout, "listening on http://%s\n", listener.Addr())
 

@@ -7,6 +7,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"io"
 	"log/slog"
 	"net/http"
@@ -40,6 +41,7 @@ func TestProgram(t *testing.T) {
 		"running job finishes within the grace":      testFinishesWithinGrace,
 		"job is interrupted at the end of the grace": testInterruptedAtEndOfGrace,
 		"one alert per problem and one at its end":   testAlerts,
+		"nothing is told twice after a restart":      testAlertsAfterRestart,
 		"failed settlement is retried":               testRetry,
 		"health follows the runs":                    testHealth,
 		"throw-away database":                        testThrowAwayDatabase,
@@ -156,6 +158,52 @@ func testAlerts(t *testing.T, bin string) {
 	for _, name := range []string{"report-2", "report-3", "report-4"} {
 		if hook.count(name, "problem") != 1 || hook.count(name, "resolved") != 0 {
 			t.Errorf("alerts of %s: %d and %d", name, hook.count(name, "problem"), hook.count(name, "resolved"))
+		}
+	}
+}
+
+// What was told is not told again by a process that is started later, nor by another
+// instance; what changed meanwhile is.
+func testAlertsAfterRestart(t *testing.T, bin string) {
+	db := pgtest.New(t)
+	runner := observer(t, db.Pool)
+	hook := newWebhook(t)
+	args := []string{"-fast", "-database-url", db.URL, "-webhook", hook.url}
+	date := jobrun.MustParseDate("2026-09-15")
+	report := func(name string, err error) {
+		_, _ = runner.RunDate(t.Context(), jobrun.Job{Name: name, Func: func(context.Context, *jobrun.Run) error { return err }}, date)
+	}
+	told := func(name, event string) { // once more than that, everything older was looked at again
+		t.Helper()
+		eventually(t, "the alert for "+name, func() bool { return hook.count(name, event) > 0 })
+	}
+	errReport := errors.New("no paper")
+	first := start(t, bin, args...)
+	for _, name := range []string{"report-1", "report-2"} {
+		report(name, errReport)
+		told(name, "problem")
+	}
+	if err := first.cmd.Process.Kill(); err != nil {
+		t.Fatal(err)
+	}
+	<-first.ended
+	if _, err := runner.Skip(t.Context(), "report-2:2026-09-15", jobrun.Action{By: "operator", Reason: "printed by hand"}); err != nil {
+		t.Fatal(err)
+	}
+	start(t, bin, args...)
+	start(t, bin, args...)
+	told("report-2", "resolved") // by a process that has not seen it begin
+	for i := range 4 {
+		name := fmt.Sprintf("report-%d", 3+i)
+		report(name, errReport)
+		told(name, "problem")
+	}
+	for _, c := range []struct {
+		name, event string
+		want        int
+	}{{"report-1", "problem", 1}, {"report-1", "resolved", 0}, {"report-2", "problem", 1}, {"report-2", "resolved", 1}, {"report-3", "problem", 1}, {"report-4", "problem", 1}} {
+		if n := hook.count(c.name, c.event); n != c.want {
+			t.Errorf("%s: %d alerts %q, want %d", c.name, n, c.event, c.want)
 		}
 	}
 }
