@@ -47,9 +47,10 @@ const readmeContext = `
 
 // readmeImports are the packages that fragments may use without importing them.
 var readmeImports = map[string]string{
-	"context": "context", "errors": "errors", "fmt": "fmt", "log": "log", "strconv": "strconv", "time": "time",
+	"context": "context", "errors": "errors", "fmt": "fmt", "log": "log", "os": "os", "strconv": "strconv", "time": "time",
 	"pgx":     "github.com/jackc/pgx/v5",
 	"pgxpool": "github.com/jackc/pgx/v5/pgxpool", "cron": "github.com/robfig/cron/v3", "jobrun": "github.com/seed-ccb5b62c/jobrun",
+	"ops": "github.com/seed-ccb5b62c/jobrun/ops",
 }
 
 func readFile(t testing.TB, name string) string {
@@ -155,7 +156,12 @@ func buildBlocks(t *testing.T) string {
 	programs := map[string]bool{}
 	elsewhere := readFile(t, "internal/sqldrivers/snippets_test.go")
 	for i, b := range blocks(t, "go") {
-		if strings.HasPrefix(b.text, "func ") {
+		if module := regexp.MustCompile(`\b(jobrunprom|jobrunotel)\.`).FindStringSubmatch(b.text); module != nil {
+			indented := "\t" + strings.ReplaceAll(strings.TrimSuffix(b.text, "\n"), "\n", "\n\t") + "\n"
+			if file := "ops/" + module[1] + "/readme_test.go"; !strings.Contains(readFile(t, file), indented) {
+				t.Errorf("%s is not in %s", b, file)
+			}
+		} else if strings.HasPrefix(b.text, "func ") {
 			if !strings.Contains(elsewhere, b.text) {
 				t.Errorf("%s is not in internal/sqldrivers", b)
 			}
