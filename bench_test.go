@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"runtime"
 	"slices"
-	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -17,16 +16,11 @@ import (
 	"github.com/seed-ccb5b62c/jobrun/internal/pgtest"
 )
 
-// The benchmarks compare with the bare statements by hand, over an own pool of
-// the same size, on a server with default durability. One iteration is two
-// adjacent slices, A then B or B then A; what is reported is the median of the
-// slices' ratios with its quartiles, and the same for A against A: the
-// resolution of the measurement.
-
-const (
-	bareClaim  = `INSERT INTO bare.batch_job_run (job_key, status, worker_id) VALUES ($1, 'RUNNING', $2) ON CONFLICT (job_key) DO NOTHING`
-	bareFinish = `UPDATE bare.batch_job_run SET status = 'SUCCEEDED', finished_at = now() WHERE job_key = $1`
-)
+// The benchmarks of items compare with the bare statements by hand, over an own pool
+// of the same size, on a server with default durability; runs, claims and other
+// libraries are in internal/bench. One iteration is two adjacent slices, A then B or B
+// then A; what is reported is the median of the slices' ratios with its quartiles, and
+// the same for A against A: the resolution of the measurement.
 
 // benchServer is a durable server with the tables of jobrun, never analyzed, and
 // those of the bare statements in a schema of their own.
@@ -52,17 +46,7 @@ func benchServer(b *testing.B, conns int32) (runner *jobrun.Runner, ours, bare *
 		return pool
 	}
 	ours, bare = pool(), pool()
-	exec(b, bare, `
-CREATE SCHEMA bare;
-CREATE TABLE bare.batch_job_run (
-  job_key       varchar(120) PRIMARY KEY,
-  status        varchar(20)  NOT NULL,
-  started_at    timestamptz  NOT NULL DEFAULT now(),
-  finished_at   timestamptz,
-  worker_id     varchar(80)  NOT NULL,
-  error_message text
-);
-CREATE INDEX batch_job_run_status_started_idx ON bare.batch_job_run (status, started_at)`)
+	exec(b, bare, `CREATE SCHEMA bare`)
 	runner = newRunner(b, ours, jobrun.Options{})
 	if err := runner.Migrate(ctx); err != nil {
 		b.Fatal(err)
@@ -103,21 +87,6 @@ func compare(b *testing.B, ours, bare func()) {
 	b.ReportMetric(quantile(control, 0.5), "A/A")
 }
 
-// sliceOf calls f n times, spread over workers.
-func sliceOf(n, workers int, f func()) func() {
-	return func() {
-		var wg sync.WaitGroup
-		for range workers {
-			wg.Go(func() {
-				for range n / workers {
-					f()
-				}
-			})
-		}
-		wg.Wait()
-	}
-}
-
 // walPer is the WAL that one of the n operations of a slice writes, in bytes.
 func walPer(b *testing.B, pool *pgxpool.Pool, n int, slice func()) float64 {
 	b.Helper()
@@ -142,94 +111,11 @@ func name() string { return fmt.Sprintf("settlement-%06d", jobNames.Add(1)) }
 
 var jobNames atomic.Int64
 
-var noop = func(context.Context, *jobrun.Run) error { return nil }
-
 func fail(b *testing.B, err error) {
 	if err != nil {
 		b.Error(err)
 	}
 }
-
-// BenchmarkLifecycle is a complete run of a function that does nothing against
-// the bare claim and finish.
-func BenchmarkLifecycle(b *testing.B) {
-	for _, workers := range []int{1, 8, 32} {
-		b.Run(fmt.Sprintf("workers=%d", workers), func(b *testing.B) {
-			runner, _, bare := benchServer(b, int32(workers)+1)
-			ctx := context.Background()
-			n := 64
-			ours := sliceOf(n, workers, func() {
-				res, err := runner.RunDate(ctx, jobrun.Job{Name: name(), Func: noop}, date)
-				if fail(b, err); !res.Ran() {
-					b.Error(res.Decision)
-				}
-			})
-			compare(b, ours, sliceOf(n, workers, func() {
-				key := name() + ":2026-09-15"
-				_, err := bare.Exec(ctx, bareClaim, key, "bench-00000000")
-				fail(b, err)
-				_, err = bare.Exec(ctx, bareFinish, key)
-				fail(b, err)
-			}))
-			b.ReportMetric(walPer(b, bare, n, ours), "WAL-B/run")
-		})
-	}
-}
-
-// BenchmarkLosingClaim is a call for a run that is done, with its decision and
-// record, against the bare INSERT that conflicts.
-func BenchmarkLosingClaim(b *testing.B) {
-	for _, workers := range []int{1, 8} {
-		b.Run(fmt.Sprintf("workers=%d", workers), func(b *testing.B) {
-			runner, _, bare := benchServer(b, int32(workers)+1)
-			ctx := context.Background()
-			job := jobrun.Job{Name: "daily-settlement", Func: noop}
-			_, err := runner.RunDate(ctx, job, date)
-			fail(b, err)
-			_, err = bare.Exec(ctx, bareClaim, job.Key(date), "bench-00000000")
-			fail(b, err)
-			ours := sliceOf(400, workers, func() {
-				res, err := runner.RunDate(ctx, job, date)
-				if fail(b, err); res.Decision != jobrun.AlreadySucceeded {
-					b.Error(res.Decision)
-				}
-			})
-			compare(b, ours, sliceOf(400, workers, func() {
-				_, err := bare.Exec(ctx, bareClaim, job.Key(date), "bench-00000000")
-				fail(b, err)
-			}))
-			b.ReportMetric(walPer(b, bare, 400, ours), "WAL-B/run")
-		})
-	}
-}
-
-// BenchmarkRacers is 64 calls for one key at one instant, until all have
-// returned, against 64 bare INSERTs.
-func BenchmarkRacers(b *testing.B) {
-	runner, _, bare := benchServer(b, 65)
-	ctx := context.Background()
-	race := func(f func(key string)) func() {
-		return func() {
-			key := name()
-			start := make(chan struct{})
-			var wg sync.WaitGroup
-			for range 64 {
-				wg.Go(func() { <-start; f(key) })
-			}
-			close(start)
-			wg.Wait()
-		}
-	}
-	compare(b, race(func(key string) {
-		_, err := runner.RunDate(ctx, jobrun.Job{Name: key, Func: noop}, date)
-		fail(b, err)
-	}), race(func(key string) {
-		_, err := bare.Exec(ctx, bareClaim, key, "bench-00000000")
-		fail(b, err)
-	}))
-}
-
-const benchItems = 20_000
 
 // itemKeys are the keys of so many items.
 func itemKeys(n int) []string {
@@ -262,33 +148,10 @@ const (
 	bareTake = `INSERT INTO bare.item (job_key, item, attempt) SELECT $1, unnest($2::text[]), 1 ON CONFLICT DO NOTHING`
 )
 
-// BenchmarkEach is Each with a function that does nothing, against bare
-// statements that enter 1000 keys each.
-func BenchmarkEach(b *testing.B) {
-	runner, _, bare := benchServer(b, 4)
-	exec(b, bare, bareLedger)
-	keys, ctx := itemKeys(benchItems), context.Background()
-	noop := func(context.Context, pgx.Tx, string) error { return nil }
-	for _, size := range []int{500, 1000} {
-		b.Run(fmt.Sprintf("chunk=%d", size), func(b *testing.B) {
-			ours := eachSlice(b, runner, keys, noop, &jobrun.EachOptions{ChunkSize: size})
-			compare(b, ours, func() {
-				job := name()
-				for part := range slices.Chunk(keys, 1000) {
-					_, err := bare.Exec(ctx, bareTake, job, part)
-					fail(b, err)
-				}
-			})
-			b.ReportMetric(allocsPer(len(keys), ours), "allocs/item")
-			b.ReportMetric(walPer(b, bare, len(keys), ours), "WAL-B/item")
-		})
-	}
-}
-
 // BenchmarkEachUpdate is Each with one UPDATE for each item, against the same
 // UPDATEs in plain transactions of as many items.
 func BenchmarkEachUpdate(b *testing.B) {
-	const size, n = 500, 4000
+	const size, n = 1000, 4000
 	runner, _, bare := benchServer(b, 4)
 	ctx := context.Background()
 	keys := itemKeys(n)

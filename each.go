@@ -19,7 +19,7 @@ import (
 // EachOptions are the settings of Each and EachChunk. nil or zero fields: the
 // documented defaults.
 type EachOptions struct {
-	ChunkSize   int   // items of one transaction, 1 to 10,000; 0: 500
+	ChunkSize   int   // items of one transaction, 1 to 10,000; 0: 1000
 	Parallel    int   // chunks at the same time, each with a connection of its own, 1 to 100; 0: 1
 	MaxFailures int64 // failed items after which no more are read, and the run cannot succeed; 0: no limit
 
@@ -217,7 +217,7 @@ func newEach(run *Run, opts *EachOptions, hasKey, hasFn bool) (*each, error) {
 	case !hasFn:
 		return nil, &InvalidError{"fn", nil, "a function"}
 	case o.ChunkSize < 0 || o.ChunkSize > 10_000:
-		return nil, &InvalidError{"EachOptions.ChunkSize", o.ChunkSize, "1 to 10000, or 0 for 500"}
+		return nil, &InvalidError{"EachOptions.ChunkSize", o.ChunkSize, "1 to 10000, or 0 for 1000"}
 	case o.Parallel < 0 || o.Parallel > 100:
 		return nil, &InvalidError{"EachOptions.Parallel", o.Parallel, "1 to 100, or 0 for 1"}
 	case len(o.Step) > 100 || strings.Contains(o.Step, ":") || o.Step != "" && validItem("", o.Step) != nil:
@@ -226,7 +226,7 @@ func newEach(run *Run, opts *EachOptions, hasKey, hasFn bool) (*each, error) {
 		return nil, &InvalidError{"EachOptions.MaxFailures", o.MaxFailures, "1 or more, or 0 for no limit"}
 	}
 	if o.ChunkSize == 0 {
-		o.ChunkSize = 500
+		o.ChunkSize = 1000
 	}
 	o.Parallel = max(o.Parallel, 1)
 	e := &each{run: run, opts: o, slots: make(chan struct{}, o.Parallel)}

@@ -74,6 +74,8 @@ func exec(t testing.TB, pool *pgxpool.Pool, sql string, args ...any) {
 
 var date = jobrun.MustParseDate("2026-09-15")
 
+var noop = func(context.Context, *jobrun.Run) error { return nil }
+
 func TestRunSucceedsOncePerDate(t *testing.T) {
 	t.Parallel()
 	db := pgtest.New(t)

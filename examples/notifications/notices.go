@@ -39,8 +39,8 @@ func notices(pool *pgxpool.Pool, send sender, answered func(customer, message st
 			return err
 		}
 		// A rollback takes back no request: the calls of a chunk that does not commit are
-		// made again. After a crash, or for one bad item, those can be all 500 of a chunk
-		// of 500. With one item, its call and its entry in the ledger are one chunk, and at
+		// made again. After a crash, or for one bad item, those can be all 1000 of a chunk
+		// of 1000. With one item, its call and its entry in the ledger are one chunk, and at
 		// most that one call is repeated.
 		_, err = jobrun.Each(ctx, run, customers, key, notify, &jobrun.EachOptions{ChunkSize: 1})
 		return err
