@@ -51,25 +51,42 @@ func (r *Runner) ApproveRerun(ctx context.Context, rec Record, a Action) (Record
 // Skip records on a person's word that the run of a key is not to happen: there
 // is no run yet, or it is FAILED without a pending approval; else ErrConflict.
 func (r *Runner) Skip(ctx context.Context, key string, a Action) (Record, error) {
-	job, date, _, ok := parseKey(key)
-	if !ok || validName(job) != nil {
+	if job, _, _, ok := parseKey(key); !ok || validName(job) != nil {
 		return Record{}, &InvalidError{"key", key, "a job's name, a colon, and a date of the calendar or a slot"}
 	}
 	if err := a.validate("SKIP"); err != nil {
 		return Record{}, err
 	}
 	rec, err := r.Get(ctx, key)
-	text := fmt.Sprintf("skipped by %s: %s", a.By, a.Reason)
-	switch {
-	case errors.Is(err, ErrNotFound):
-		return r.act(ctx, "SKIP", Record{Key: key}, a, text, func(ctx context.Context, s *store.Store, db store.DB, act store.Action) (store.Row, bool, error) {
-			return s.SkipNew(ctx, db, r.workerID, job, date.String(), act)
-		})
-	case err != nil:
+	if errors.Is(err, ErrNotFound) {
+		rec, err = Record{Key: key}, nil
+	}
+	if err != nil {
 		return Record{}, err
 	}
+	return r.SkipSeen(ctx, rec, a)
+}
+
+// SkipSeen is Skip for a run that is still as rec says, and ErrConflict for any
+// other; a Record of nothing but a key says that there is no run yet. It is for
+// people who have looked at the run before, also at one of another program under a
+// key that no job can have.
+func (r *Runner) SkipSeen(ctx context.Context, rec Record, a Action) (Record, error) {
+	if err := a.validate("SKIP"); err != nil {
+		return Record{}, err
+	}
+	text := fmt.Sprintf("skipped by %s: %s", a.By, a.Reason)
+	if rec.Status != "" {
+		return r.act(ctx, "SKIP", rec, a, text, func(ctx context.Context, s *store.Store, db store.DB, act store.Action) (store.Row, bool, error) {
+			return s.SkipFailed(ctx, db, act)
+		})
+	}
+	job, date, _, ok := parseKey(rec.Key)
+	if !ok || validName(job) != nil {
+		return Record{}, &InvalidError{"key", rec.Key, "a job's name, a colon, and a date of the calendar or a slot"}
+	}
 	return r.act(ctx, "SKIP", rec, a, text, func(ctx context.Context, s *store.Store, db store.DB, act store.Action) (store.Row, bool, error) {
-		return s.SkipFailed(ctx, db, act)
+		return s.SkipNew(ctx, db, r.workerID, job, date.String(), act)
 	})
 }
 

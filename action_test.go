@@ -1059,3 +1059,54 @@ func TestRolesCanDoWhatTheyAreGranted(t *testing.T) {
 		t.Errorf("Prune: %d, %v", n, err)
 	}
 }
+
+// A person who has looked at a run skips that run, and no later state of it.
+func TestSkipSeenActsOnWhatWasSeen(t *testing.T) {
+	t.Parallel()
+	db := pgtest.New(t)
+	r := newRunner(t, db.Pool, jobrun.Options{})
+	failure := errors.New("rates are missing")
+	job := jobrun.Job{Name: "settlement", Func: func(context.Context, *jobrun.Run) error { return failure }}
+	operator := jobrun.Action{By: "kim", Reason: "no trading"}
+	none := jobrun.Record{Key: job.Key(date)}
+	if _, err := r.RunDate(t.Context(), job, date); !errors.Is(err, failure) {
+		t.Fatal(err)
+	}
+	if now, err := r.SkipSeen(t.Context(), none, operator); !errors.Is(err, jobrun.ErrConflict) || now.Status != jobrun.Failed {
+		t.Errorf("there was no run when it was seen: %+v, %v", now, err)
+	}
+	seen, err := r.Get(t.Context(), none.Key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := r.ApproveRerun(t.Context(), seen, operator); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := r.RunDate(t.Context(), job, date); !errors.Is(err, failure) {
+		t.Fatal(err)
+	}
+	if now, err := r.SkipSeen(t.Context(), seen, operator); !errors.Is(err, jobrun.ErrConflict) || now.Attempt != 2 || now.Status != jobrun.Failed {
+		t.Errorf("it has failed again since it was seen: %+v, %v", now, err)
+	}
+	if seen, err = r.Get(t.Context(), none.Key); err != nil {
+		t.Fatal(err)
+	}
+	if now, err := r.SkipSeen(t.Context(), seen, operator); err != nil || now.Status != jobrun.Skipped {
+		t.Errorf("%+v, %v", now, err)
+	}
+	if now, err := r.SkipSeen(t.Context(), jobrun.Record{Key: job.Key(date.AddDays(1))}, operator); err != nil || now.Status != jobrun.Skipped || now.Attempt != 0 {
+		t.Errorf("%+v, %v", now, err)
+	}
+	// Another program's run under a key that no job can have is somebody's to end, too.
+	exec(t, db.Pool, `INSERT INTO batch_job_run (job_key, status, finished_at, worker_id) VALUES ('no key', 'FAILED', now(), 'node-1')`)
+	if seen, err = r.Get(t.Context(), "no key"); err != nil {
+		t.Fatal(err)
+	}
+	if now, err := r.SkipSeen(t.Context(), seen, operator); err != nil || now.Status != jobrun.Skipped {
+		t.Errorf("%+v, %v", now, err)
+	}
+	var invalid *jobrun.InvalidError
+	if _, err := r.SkipSeen(t.Context(), jobrun.Record{Key: "no such key"}, operator); !errors.As(err, &invalid) {
+		t.Error(err)
+	}
+}

@@ -62,7 +62,7 @@ func (r *Runner) Attention(ctx context.Context, opts *AttentionOptions, jobs ...
 		o.ApprovedAfter = 10 * time.Minute
 	}
 	if len(jobs) == 0 {
-		jobs = r.scheduled()
+		jobs = r.Scheduled()
 	}
 	for _, job := range jobs {
 		if err := job.Validate(); err != nil {

@@ -86,7 +86,7 @@ func (r *Runner) RetryDue(ctx context.Context, jobs ...Job) ([]Result, error) {
 		return nil, r.report(ctx, Job{}, fmt.Errorf("due runs: %w", ErrShutdown))
 	}
 	if len(jobs) == 0 {
-		jobs = r.scheduled()
+		jobs = r.Scheduled()
 	}
 	if len(jobs) == 0 {
 		return nil, r.report(ctx, Job{}, &InvalidError{"jobs", 0, "at least one job, given here or registered by Schedule"})

@@ -86,8 +86,8 @@ func (r *Runner) tellZone(ctx context.Context, c *cron.Cron, id cron.EntryID, jo
 		"schedule_zone", zone.String(), "business_zone", r.zone.String(), "first_fires", fires)
 }
 
-// scheduled are the jobs registered by Schedule, the latest of each name.
-func (r *Runner) scheduled() (jobs []Job) {
+// Scheduled returns the jobs registered by Schedule, the latest of each name.
+func (r *Runner) Scheduled() (jobs []Job) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	for i, job := range r.jobs {

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"os"
 	"os/user"
+	"slices"
 	"strings"
 	"time"
 
@@ -17,6 +18,7 @@ func (c *command) actFlags(fs *flag.FlagSet) {
 	fs.StringVar(&c.by, "by", login(), "`NAME` of the person who decides")
 	fs.StringVar(&c.reason, "reason", "", "`TEXT`, required: why")
 	fs.IntVar(&c.attempt, "attempt", -1, "`N`, the attempt that was seen (0: there was no run): anything else is a conflict")
+	fs.StringVar(&c.status, "status", "", "`STATUS` that was seen with --attempt; \"\": the usual one, which is RUNNING for mark-failed, else FAILED")
 	fs.BoolVar(&c.yes, "yes", false, "do not ask; needs --attempt")
 	if fs.Name() == "mark-failed" {
 		fs.BoolVar(&c.force, "force", false, "also while it sends heartbeats: its context ends and its result is refused")
@@ -67,29 +69,55 @@ func (c *command) checkAct(fs *flag.FlagSet) error {
 }
 
 // confirm shows what there is and what is about to happen, and returns nil if the
-// person agrees, or has seen just this before.
-func (c *command) confirm(rec jobrun.Record, stale *jobrun.StaleRun, what string) error {
-	if c.attempt >= 0 && c.attempt != rec.Attempt {
-		return fmt.Errorf("%s: %w: you saw attempt %d, it is now %s at attempt %d by %s", rec.Key, jobrun.ErrConflict, c.attempt, rec.Status, rec.Attempt, rec.WorkerID)
+// person agrees, or has seen just this before: a script has seen the attempt in the
+// usual state of the action, or in --status. A state in which the action is not allowed
+// is left to the library, which refuses it with the reason.
+func (c *command) confirm(ctx context.Context, rec jobrun.Record, stale *jobrun.StaleRun, what string, usual jobrun.Status, allowed ...jobrun.Status) error {
+	now := fmt.Sprintf("it is now %s at attempt %d by %s", rec.Status, rec.Attempt, rec.WorkerID)
+	if rec.Status == "" {
+		now = "there is no run"
 	}
-	if c.yes {
+	seen := jobrun.Status(strings.ToUpper(c.status))
+	switch {
+	case c.attempt >= 0 && c.attempt != rec.Attempt:
+		return fmt.Errorf("%s: %w: you saw attempt %d, %s", rec.Key, jobrun.ErrConflict, c.attempt, now)
+	case seen != "" && seen != rec.Status:
+		return fmt.Errorf("%s: %w: you saw %s, %s", rec.Key, jobrun.ErrConflict, seen, now)
+	case rec.Status != usual && !slices.Contains(allowed, rec.Status):
 		return nil
+	case c.yes && seen == "" && rec.Status != usual && rec.Status != "":
+		return fmt.Errorf("%s: %w: %s; if that is what you saw, say so with --status %s", rec.Key, jobrun.ErrConflict, now, rec.Status)
+	case c.yes:
+		return nil
+	case rec.Status == "":
+		fields(c.err, c.width, [2]string{"run", rec.Key}, [2]string{"status", "there is none yet"})
+	default:
+		fields(c.err, c.width, describe(rec, stale)...)
 	}
-	fields(c.err, c.width, describe(rec, stale)...)
-	return c.ask(what)
+	return c.ask(ctx, what)
 }
 
-// ask returns nil if the person types yes.
-func (c *command) ask(what string) error {
+// ask returns nil if the person types yes, and does not wait longer than ctx.
+func (c *command) ask(ctx context.Context, what string) error {
 	fmt.Fprintf(c.err, "\n%s\nType \"yes\" to do it: ", wrap(what, c.width))
-	answer, err := c.in.ReadString('\n')
-	if strings.TrimSpace(answer) != "yes" {
-		if err != nil {
+	line := make(chan string, 1)
+	go func() { // ends with the process: nothing else ends a read of a terminal
+		answer, _ := c.in.ReadString('\n')
+		line <- answer
+	}()
+	select {
+	case <-ctx.Done():
+		fmt.Fprintln(c.err)
+		return errNotConfirmed
+	case answer := <-line:
+		if !strings.HasSuffix(answer, "\n") {
 			fmt.Fprintln(c.err)
 		}
-		return errNotConfirmed
+		if strings.TrimSpace(answer) != "yes" {
+			return errNotConfirmed
+		}
+		return nil
 	}
-	return nil
 }
 
 // says is what is about to be stored.
@@ -111,10 +139,8 @@ func (c *command) markFailed(ctx context.Context, r *jobrun.Runner) (int, error)
 	if c.force {
 		what = "FORCE: this ends the attempt even if it lives; its function may go on until it looks at its context.\n" + what
 	}
-	if rec.Status == jobrun.Running {
-		if err := c.confirm(rec, stale, what); err != nil {
-			return 0, err
-		}
+	if err := c.confirm(ctx, rec, stale, what, jobrun.Running); err != nil {
+		return 0, err
 	}
 	after, err := r.MarkFailed(ctx, rec, c.action())
 	if errors.Is(err, jobrun.ErrAlive) {
@@ -128,27 +154,19 @@ func (c *command) markFailed(ctx context.Context, r *jobrun.Runner) (int, error)
 
 // skip records that a run is not to happen.
 func (c *command) skip(ctx context.Context, r *jobrun.Runner) (int, error) {
-	key := c.args[0]
-	rec, stale, err := look(ctx, r, key)
-	switch {
-	case errors.Is(err, jobrun.ErrNotFound):
-		rec = jobrun.Record{Key: key}
-		if c.attempt > 0 {
-			return 0, fmt.Errorf("%s: %w: you saw attempt %d, there is no run", key, jobrun.ErrConflict, c.attempt)
-		}
-		if !c.yes {
-			fields(c.err, c.width, [2]string{"run", key}, [2]string{"status", "there is none yet"})
-			err = c.ask("This records the run as SKIPPED: no trigger executes it any more, " + c.says() + ".")
-		} else {
-			err = nil
-		}
-	case err == nil && rec.Status == jobrun.Failed:
-		err = c.confirm(rec, stale, "This makes the run SKIPPED: no retry follows, "+c.says()+".")
+	rec, stale, err := look(ctx, r, c.args[0])
+	what := "This makes the run SKIPPED: no retry follows, " + c.says() + "."
+	if errors.Is(err, jobrun.ErrNotFound) {
+		rec, err = jobrun.Record{Key: c.args[0]}, nil
+		what = "This records the run as SKIPPED: no trigger executes it any more, " + c.says() + "."
+	}
+	if err == nil {
+		err = c.confirm(ctx, rec, stale, what, jobrun.Failed, "")
 	}
 	if err != nil {
 		return 0, err
 	}
-	after, err := r.Skip(ctx, key, c.action())
+	after, err := r.SkipSeen(ctx, rec, c.action())
 	if err != nil {
 		return 0, err
 	}
@@ -168,10 +186,12 @@ func (c *command) rerun(ctx context.Context, r *jobrun.Runner) (int, error) {
 	if c.force && rec.Status == jobrun.Succeeded {
 		what = "FORCE: the run SUCCEEDED. What it does outside the ledger of items happens twice unless it was undone.\n" + what
 	}
-	if rec.Status != jobrun.Running {
-		if err := c.confirm(rec, stale, what); err != nil {
-			return 0, err
-		}
+	allowed := []jobrun.Status{jobrun.Skipped}
+	if c.force {
+		allowed = append(allowed, jobrun.Succeeded)
+	}
+	if err := c.confirm(ctx, rec, stale, what, jobrun.Failed, allowed...); err != nil {
+		return 0, err
 	}
 	after, err := r.ApproveRerun(ctx, rec, c.action())
 	if err != nil {
@@ -198,7 +218,7 @@ func (c *command) await(ctx context.Context, r *jobrun.Runner, approved jobrun.R
 	const pause, patience = time.Second, 10 * time.Minute
 	if c.timeout > 0 {
 		var cancel context.CancelFunc
-		ctx, cancel = context.WithTimeoutCause(ctx, c.timeout, fmt.Errorf("not ended within %s; it goes on without this command", c.timeout))
+		ctx, cancel = context.WithTimeoutCause(ctx, c.timeout, fmt.Errorf("not ended within %s", c.timeout))
 		defer cancel()
 	}
 	tick := time.NewTicker(pause)
@@ -233,7 +253,7 @@ func (c *command) await(ctx context.Context, r *jobrun.Runner, approved jobrun.R
 		}
 		select {
 		case <-ctx.Done():
-			return 0, fmt.Errorf("%s: %w", approved.Key, context.Cause(ctx))
+			return 0, fmt.Errorf("%s: %w; the approval stands: the run is executed, or is being executed, without this command", approved.Key, context.Cause(ctx))
 		case <-tick.C:
 		}
 	}
@@ -270,7 +290,7 @@ func (c *command) prune(ctx context.Context, r *jobrun.Runner) (int, error) {
 	case !c.yes && !c.asks:
 		return 0, usage("not on a terminal: prune needs --yes")
 	case !c.yes:
-		if err := c.ask(fmt.Sprintf("This removes attempts, items and checkpoints of runs before %s that SUCCEEDED or were SKIPPED; those runs can never run again.", before)); err != nil {
+		if err := c.ask(ctx, fmt.Sprintf("This removes attempts, items and checkpoints of runs before %s that SUCCEEDED or were SKIPPED; those runs can never run again.", before)); err != nil {
 			return 0, err
 		}
 	}

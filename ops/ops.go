@@ -10,6 +10,7 @@ package ops
 
 import (
 	"bufio"
+	"cmp"
 	"context"
 	"errors"
 	"flag"
@@ -63,11 +64,12 @@ type command struct {
 	open      func(ctx context.Context, talk bool) (*jobrun.Runner, func(), error)
 
 	json bool
+	told bool     // JSON was printed
 	args []string // what is no flag
 
 	job, status, from, to, after string // list, missed
 	limit                        int
-	dueBy, since                 time.Duration // attention
+	dueBy, since                 time.Duration // attention, missed
 	by, reason                   string        // actions
 	force, reset, yes, wait      bool
 	attempt                      int
@@ -89,6 +91,7 @@ func newCommand(args []string) *command {
 	_, shown := terminal(os.Stderr)
 	c.asks = in && shown
 	c.width, _ = terminal(os.Stdout)
+	c.out = &checked{w: c.out}
 	c.pass = func() (args, env []string) { return nil, nil }
 	return c
 }
@@ -219,10 +222,25 @@ func (c *command) main(ctx context.Context, args []string) int {
 	}
 	defer done()
 	code, err := v.do(c, ctx, r)
+	if out, ok := c.out.(*checked); ok && err == nil {
+		err = out.err
+	}
 	if err != nil {
 		return c.fail(err)
 	}
 	return code
+}
+
+// checked remembers the first error of a writer.
+type checked struct {
+	w   io.Writer
+	err error
+}
+
+func (c *checked) Write(p []byte) (int, error) {
+	n, err := c.w.Write(p)
+	c.err = cmp.Or(c.err, err)
+	return n, err
 }
 
 // flagSet is a new set of the flags that every command has.
@@ -254,19 +272,25 @@ func interleaved(fs *flag.FlagSet, args []string) (rest []string, err error) {
 	}
 }
 
-// fail prints an error and returns its exit code.
+// fail prints an error and returns its exit code. Further lines of its text, which
+// may be another program's, are indented: they cannot pass for lines of the command.
 func (c *command) fail(err error) int {
-	fmt.Fprintf(c.err, "%s: %s\n", c.name, visible(err.Error(), "\n"))
-	invalid := (*jobrun.InvalidError)(nil)
+	text := strings.ReplaceAll(visible(strings.ReplaceAll(err.Error(), "\t", " "), "\n"), "\n", "\n    ")
+	fmt.Fprintf(c.err, "%s: %s\n", c.name, text)
+	code := ExitError
 	switch {
-	case errors.As(err, new(*usageError)):
-		return ExitUsage
-	case errors.As(err, &invalid):
-		return ExitUsage
+	case errors.As(err, new(*usageError)), errors.As(err, new(*jobrun.InvalidError)):
+		code = ExitUsage
 	case errors.Is(err, jobrun.ErrConflict), errors.Is(err, jobrun.ErrAlive):
-		return ExitConflict
+		code = ExitConflict
 	}
-	return ExitError
+	if c.json && !c.told {
+		_ = c.print(struct {
+			Error string `json:"error"`
+			Code  int    `json:"exit_code"`
+		}{err.Error(), code})
+	}
+	return code
 }
 
 // help prints what there is.
@@ -305,7 +329,7 @@ func (c *command) flagHelp(fs *flag.FlagSet) {
 			return
 		}
 		kind, about := flag.UnquoteUsage(f)
-		if f.DefValue != "" && f.DefValue != "false" && f.DefValue != "0" && f.DefValue != "0s" && f.DefValue != "-1" {
+		if f.DefValue != "" && f.DefValue != "true" && f.DefValue != "false" && f.DefValue != "0" && f.DefValue != "0s" && f.DefValue != "-1" {
 			about += fmt.Sprintf(" (default %s)", f.DefValue)
 		}
 		fmt.Fprintf(c.out, "  %-24s %s\n", strings.TrimSpace("--"+f.Name+" "+kind), about)

@@ -19,6 +19,7 @@ import (
 	"unicode"
 
 	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/robfig/cron/v3"
 
 	"github.com/seed-ccb5b62c/jobrun"
 	"github.com/seed-ccb5b62c/jobrun/internal/pgtest"
@@ -35,13 +36,23 @@ var _ = pgtest.RegisterChild("service", func() int {
 		panic(err)
 	}
 	defer pool.Close()
-	fmt.Println("the service prints something of its own")
+	if slices.Contains(os.Args, "race") {
+		fmt.Println("the service prints something of its own")
+	}
 	runner, err := jobrun.New(pool, seoul, &jobrun.Options{Logger: slog.New(slog.DiscardHandler)})
 	if err != nil {
 		panic(err)
 	}
 	if err := os.Setenv("JOBRUN_TEST_CHILD", "service"); err != nil { // for the processes of a race
 		panic(err)
+	}
+	if os.Getenv("SCHEDULED") != "" {
+		if _, err := runner.Schedule(ctx, cron.New(cron.WithLocation(seoul)), "0 1 * * *", settlement); err != nil {
+			panic(err)
+		}
+	}
+	if os.Getenv("WITHOUT_JOBS") != "" {
+		return ops.Main(ctx, runner, os.Args[2:])
 	}
 	return ops.Main(ctx, runner, os.Args[2:], settlement)
 })
@@ -201,7 +212,7 @@ func TestOperatorsWay(t *testing.T) {
 	expect(t, db.URL, ops.ExitAttention, []string{"STALE", "payout:2026-09-15", "FAILED", "settlement:2026-09-15", "RETRYING", "no stock file", "Asia/Seoul"}, "attention")
 	expect(t, db.URL, ops.ExitAttention, []string{"payout:2026-09-15", "web-1-", "26h0m", "alive", "session"}, "stale")
 	expect(t, db.URL, ops.ExitFine, []string{"rates are missing ...", "120", "SUCCEEDED"}, "list")
-	expect(t, db.URL, ops.ExitFine, []string{"second line", "jobrunctl rerun settlement:2026-09-15 --reason"}, "show", "settlement:2026-09-15")
+	expect(t, db.URL, ops.ExitFine, []string{"second line", "jobrunctl rerun --reason ... settlement:2026-09-15"}, "show", "settlement:2026-09-15")
 	expect(t, db.URL, ops.ExitError, []string{"no such run"}, "show", "settlement:2026-09-16")
 
 	expect(t, db.URL, ops.ExitFine, []string{"is FAILED"}, "mark-failed", "payout:2026-09-15", "--reason", "pod evicted", "--by", "kim", "--yes", "--attempt", "1")
@@ -299,6 +310,7 @@ func TestMistakesAreRefusedBeforeAnythingHappens(t *testing.T) {
 		{"attention --since -1h", "--since is -1h"},
 		{"attention --due-by 25h", "AttentionOptions.DueBy"},
 		{"missed", "ops.Main"},
+		{"attention --due-by 2", "want a time of day such as 02:30"},
 		{"rerun a:2026-09-15", "rerun needs --reason"},
 		{"rerun a:2026-09-15 --reason x", "needs --yes --attempt N"},
 		{"rerun a:2026-09-15 --reason x --yes", "--yes needs --attempt N"},
@@ -321,6 +333,92 @@ func TestMistakesAreRefusedBeforeAnythingHappens(t *testing.T) {
 	s := expect(t, nowhere, ops.ExitError, nil, "list")
 	if strings.Contains(s.String(), "hunter2") {
 		t.Errorf("prints the password\n%s", s)
+	}
+}
+
+// Whatever is wrong with it, a connection string is not shown.
+func TestNoPasswordIsEverShown(t *testing.T) {
+	t.Parallel()
+	for _, url := range []string{
+		"host=x password = geheim port=abc", `host=x password=geheim\ zwei port=abc`, "host=x password='unterminated geheim", "host=localhost;password=geheim",
+		"host=h user=u PASSWORD=geheim sslmode=x", "postgres://u:geheim@heim:x@h:1x/db", "postgres://u:geheim@127.0.0.1:1/db", "Host=127.0.0.1;Port=1;Password=geheim",
+		"host=127.0.0.1 port=1 dbname=a;password=geheim", "host=127.0.0.1 port=1 user=a;password=geheim", "host=127.0.0.1,b;password=geheim port=1",
+		"jdbc:postgresql://127.0.0.1:1/db?user=u&password=geheim", "host=postgres://u:geheim@h/db",
+	} {
+		for _, args := range [][]string{{"list"}, {"list", "--json"}, {"race", "--processes", "2"}} {
+			s := listen(t, alone(t, url, args...))
+			if s.code != ops.ExitUsage && s.code != ops.ExitError || strings.Contains(s.String(), "geheim") {
+				t.Errorf("%s: %s", url, s)
+			}
+			s = listen(t, alone(t, "", append(args, "--database-url", url)...))
+			if s.code != ops.ExitUsage && s.code != ops.ExitError || strings.Contains(s.String(), "geheim") {
+				t.Errorf("%s: %s", url, s)
+			}
+		}
+	}
+}
+
+// A script acts on the state that a person saw, and not on another person's decision.
+func TestScriptsActOnWhatWasSeen(t *testing.T) {
+	t.Parallel()
+	db := pgtest.New(t)
+	r := newRunner(t, db.Pool, jobrun.Options{})
+	run(t, r, "settlement", day, jobrun.Retry{}, errors.New("rates are missing"))
+	const key = "settlement:2026-09-15"
+	act := func(code int, want string, args ...string) {
+		t.Helper()
+		expect(t, db.URL, code, []string{want}, append(args, "--reason", "x", "--yes")...)
+	}
+	act(ops.ExitFine, "is SKIPPED", "skip", key, "--attempt", "1")
+	act(ops.ExitConflict, "it is now SKIPPED at attempt 1", "rerun", key, "--attempt", "1")
+	act(ops.ExitConflict, "you saw FAILED", "rerun", key, "--attempt", "1", "--status", "failed")
+	act(ops.ExitFine, "approved", "rerun", key, "--attempt", "1", "--status", "skipped")
+	act(ops.ExitConflict, "there is no run", "skip", "settlement:2026-09-16", "--attempt", "1")
+	act(ops.ExitFine, "is SKIPPED", "skip", "settlement:2026-09-16", "--attempt", "0")
+	act(ops.ExitConflict, "it is now SKIPPED", "skip", "settlement:2026-09-16", "--attempt", "0", "--status", "FAILED")
+
+	// A run of another program, under a key that no job has.
+	execute(t, db, `INSERT INTO batch_job_run (job_key, status, finished_at, worker_id) VALUES ('no key', 'FAILED', now(), 'node-1')`)
+	s := expect(t, db.URL, ops.ExitFine, []string{"jobrunctl skip --reason ... 'no key'"}, "show", "no key")
+	if strings.Contains(s.out, "rerun") {
+		t.Errorf("advises what cannot be: %s", s)
+	}
+	act(ops.ExitFine, "is SKIPPED", "skip", "no key", "--attempt", "1")
+}
+
+// Errors are JSON too, and never beside an answer that says that all is well.
+func TestErrorsAsJSON(t *testing.T) {
+	t.Parallel()
+	db := pgtest.New(t)
+	for _, c := range []struct {
+		code int
+		args []string
+	}{
+		{ops.ExitError, []string{"show", "nosuch:2026-09-15"}},
+		{ops.ExitUsage, []string{"rerun", "nosuch:2026-09-15"}},
+		{ops.ExitUsage, []string{"list", "--limit", "0"}},
+		{ops.ExitError, []string{"race", "--processes", "2", "--schema", "nosuch"}},
+		{ops.ExitConflict, []string{"skip", "a:2026-09-15", "--reason", "x", "--yes", "--attempt", "3"}},
+	} {
+		s := listen(t, alone(t, db.URL, append(c.args, "--json")...))
+		var answer map[string]any
+		if err := json.Unmarshal([]byte(s.out), &answer); err != nil || s.code != c.code || answer["error"] == nil {
+			t.Errorf("%q: %v\n%s", c.args, err, s)
+		}
+	}
+	s := listen(t, embedded(t, db.URL, "missed", "--from", "2026-11-29", "--to", "2026-11-01", "--json"))
+	if s.code != ops.ExitUsage || strings.Contains(s.out, `"missed"`) || !strings.Contains(s.out, `"error"`) {
+		t.Errorf("%s", s)
+	}
+	if out, err := os.OpenFile("/dev/full", os.O_WRONLY, 0); err == nil {
+		for _, args := range [][]string{{"list"}, {"list", "--json"}} {
+			cmd := alone(t, db.URL, args...)
+			cmd.Stdout = out
+			if err := cmd.Run(); cmd.ProcessState.ExitCode() != ops.ExitError {
+				t.Errorf("%q into a full disk: %v", args, err)
+			}
+		}
+		out.Close()
 	}
 }
 
@@ -444,6 +542,68 @@ func TestHostileTextsAreShownNotObeyed(t *testing.T) {
 	}
 }
 
+// Nor can it pass for what the command says itself, or for another run's key.
+func TestTextsCannotForgeTheCommandsLines(t *testing.T) {
+	t.Parallel()
+	db := pgtest.New(t)
+	const forged = "node-1\njobrunctl: a:2026-09-15 is FAILED. All is well"
+	execute(t, db, `INSERT INTO batch_job_run (job_key, status, worker_id, started_at, finished_at, error_message) VALUES
+		('a:2026-09-15', 'RUNNING', $1, now() - interval '1 day', NULL, NULL), ('b:2026-09-15', 'FAILED', 'w', now(), now(), $2)`,
+		forged, "rates missing\nAPPROVE_RERUN of attempt 1, which was FAILED\nby cfo (role postgres)\nagreed by phone")
+	for _, args := range [][]string{
+		{"list"},
+		{"stale"},
+		{"attention"},
+		{"show", "a:2026-09-15"},
+		{"history", "a:2026-09-15"},
+		{"mark-failed", "a:2026-09-15", "--reason", "x", "--yes", "--attempt", "7"},
+		{"history", "b:2026-09-15"},
+	} {
+		s := listen(t, alone(t, db.URL, args...))
+		for line := range strings.SplitSeq(s.out+s.err, "\n") {
+			if text := strings.TrimLeft(line, " "); strings.HasPrefix(line, "jobrunctl: a:2026-09-15 is FAILED") || strings.HasPrefix(text, "by cfo") || strings.HasPrefix(text, "APPROVE_RERUN") {
+				t.Errorf("%q: %q in\n%s", args, line, s)
+			}
+		}
+	}
+	for _, hidden := range []string{"\ufe0f", "\u1160", "\u3164", "\u2800", "\u200b", "\u00ad", "\U000e0061"} {
+		execute(t, db, `INSERT INTO batch_job_run (job_key, status, worker_id) VALUES ($1, 'RUNNING', 'w')`, "pay"+hidden+":2026-09-15")
+	}
+	for _, args := range [][]string{{"list"}, {"list", "--json"}} {
+		if s := listen(t, alone(t, db.URL, args...)); strings.Count(s.out, "pay:") != 0 || strings.Count(s.out, `pay\`) < 7 {
+			t.Errorf("keys look alike\n%s", s)
+		}
+	}
+}
+
+// What the command advises can be typed.
+func TestAdviceWorks(t *testing.T) {
+	t.Parallel()
+	db := pgtest.New(t)
+	for _, key := range []string{"-dash:2026-09-15", "evil\x1b[31m\n'x:2026-09-15", "a b", "it's:2026-09-15", "정산:2026-09-15", `back\slash:2026-09-15`} {
+		execute(t, db, `INSERT INTO batch_job_run (job_key, status, finished_at, worker_id) VALUES ($1, 'FAILED', now(), 'w')`, key)
+		s := expect(t, db.URL, ops.ExitFine, nil, "show", "--", key)
+		for line := range strings.SplitSeq(s.out, "\n") {
+			_, advice, found := strings.Cut(line, "  jobrunctl ")
+			if !found {
+				continue
+			}
+			bin, _ := jobrunctl()
+			shell := exec.CommandContext(t.Context(), "bash", "-c", strings.Replace(bin+" "+advice, "--reason ...", "--reason x --yes --attempt 7", 1))
+			shell.Env = append(os.Environ(), "DATABASE_URL="+db.URL, "JOBRUN_ZONE=Asia/Seoul")
+			if s := listen(t, shell); strings.HasPrefix(advice, "history") && s.code != ops.ExitFine || !strings.HasPrefix(advice, "history") && !strings.Contains(s.err, "you saw attempt 7, it is now FAILED") {
+				t.Errorf("%s: %s", advice, s)
+			}
+		}
+	}
+	s := expect(t, db.URL, ops.ExitFine, nil, "list", "--limit", "6")
+	_, more, found := strings.Cut(s.out, "More: ")
+	if !found {
+		t.Fatal(s)
+	}
+	expect(t, db.URL, ops.ExitFine, nil, "list", strings.TrimSpace(more))
+}
+
 func TestServicesOwnCommandJudgesMissedDates(t *testing.T) {
 	t.Parallel()
 	db := pgtest.New(t)
@@ -451,6 +611,10 @@ func TestServicesOwnCommandJudgesMissedDates(t *testing.T) {
 	run(t, r, "daily-settlement", r.Today().AddDays(-3), jobrun.Retry{}, nil)
 	run(t, r, "daily-settlement", r.Today().AddDays(-1), jobrun.Retry{}, nil)
 	hole := settlement.Key(r.Today().AddDays(-2))
+	s := listen(t, embedded(t, db.URL, "missed", "--json")) // as attention judges: from the first run on, and not today
+	if want := `{"missed":[{"job":"daily-settlement","key":"` + hole + `","date":"` + r.Today().AddDays(-2).String() + `"}]}`; strings.Join(strings.Fields(s.out), "") != want {
+		t.Errorf("%s\nwant %s", s, want)
+	}
 	for _, args := range [][]string{
 		{"missed", "--from", r.Today().AddDays(-3).String(), "--to", r.Today().AddDays(-1).String()},
 		{"missed", "--job", "daily-settlement", "--json"},
@@ -462,12 +626,33 @@ func TestServicesOwnCommandJudgesMissedDates(t *testing.T) {
 			t.Errorf("%q: %s", args, s)
 		}
 	}
-	s := listen(t, embedded(t, db.URL, "missed", "--job", "payout"))
+	s = listen(t, embedded(t, db.URL, "missed", "--job", "payout"))
 	s.check(t, ops.ExitUsage, []string{`"payout"`, "daily-settlement"}, nil)
 	s = listen(t, embedded(t, db.URL, "show", hole))
 	s.check(t, ops.ExitError, []string{" jobs: ", "no such run"}, nil)
 	s = listen(t, embedded(t, db.URL, "help"))
 	s.check(t, ops.ExitFine, []string{" jobs COMMAND"}, nil)
+}
+
+// Without jobs of its own, the command judges those that Schedule has registered; and
+// says so when there are none.
+func TestJobsOfSchedule(t *testing.T) {
+	t.Parallel()
+	db := pgtest.New(t)
+	r := newRunner(t, db.Pool, jobrun.Options{})
+	run(t, r, "daily-settlement", r.Today().AddDays(-3), jobrun.Retry{}, nil)
+	for _, c := range []struct {
+		scheduled string
+		code      int
+		want      string
+	}{{"yes", ops.ExitAttention, `"missed_judged": true`}, {"", ops.ExitFine, `"missed_judged": false`}} {
+		cmd := embedded(t, db.URL, "attention", "--json")
+		cmd.Env = append(cmd.Env, "WITHOUT_JOBS=1", "SCHEDULED="+c.scheduled)
+		listen(t, cmd).check(t, c.code, []string{c.want}, cmd.Args)
+	}
+	cmd := embedded(t, db.URL, "missed")
+	cmd.Env = append(cmd.Env, "WITHOUT_JOBS=1", "SCHEDULED=yes")
+	listen(t, cmd).check(t, ops.ExitAttention, []string{settlement.Key(r.Today().AddDays(-2))}, cmd.Args)
 }
 
 func TestRace(t *testing.T) {

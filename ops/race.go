@@ -60,7 +60,7 @@ func (c *command) race(ctx context.Context, r *jobrun.Runner) (int, error) {
 	defer cancel()
 	job, date := jobrun.Rehearsal+uuid.NewString()[:8], r.Today()
 	key := jobrun.Job{Name: job}.Key(date)
-	answers, err := c.runRacers(ctx, job, date.String())
+	started, answers, err := c.runRacers(ctx, job, date.String())
 	if err == nil {
 		err = judge(answers)
 	}
@@ -70,22 +70,23 @@ func (c *command) race(ctx context.Context, r *jobrun.Runner) (int, error) {
 			err = fmt.Errorf("the history of %s has %d lines, wanted one attempt that SUCCEEDED", key, len(history))
 		}
 	}
-	left := r.Discard(context.WithoutCancel(ctx), key)
-	if errors.Is(left, jobrun.ErrNotFound) {
-		left = nil
-	}
 	if err != nil {
 		err = fmt.Errorf("race: %w", err)
 	}
-	if left != nil {
-		fmt.Fprintf(c.err, "%s: the throw-away run %s is left in the tables, where it does no harm: %s\n", c.name, key, visible(left.Error(), ""))
+	if started { // else there is no run
+		limited, end := context.WithTimeout(context.WithoutCancel(ctx), 10*time.Second)
+		defer end()
+		if left := r.Discard(limited, key); left != nil && !errors.Is(left, jobrun.ErrNotFound) {
+			fmt.Fprintf(c.err, "%s: the throw-away run %s is left in the tables, and a role that may DELETE has to remove it: %s\n", c.name, key, visible(left.Error(), ""))
+		}
 	}
 	if c.json {
 		return codeOf(err), errors.Join(c.print(struct {
 			Processes int      `json:"processes"`
 			Fine      bool     `json:"fine"`
 			Answers   []answer `json:"answers"`
-		}{c.processes, err == nil, answers}), err)
+			Error     string   `json:"error,omitempty"`
+		}{c.processes, err == nil, answers, errorText(err)}), err)
 	}
 	if err != nil {
 		return 0, err
@@ -120,11 +121,12 @@ func judge(answers []answer) error {
 }
 
 // runRacers starts the processes, lets them go at one moment and collects their
-// answers.
-func (c *command) runRacers(ctx context.Context, job, date string) ([]answer, error) {
+// answers. Started tells whether any was let go.
+func (c *command) runRacers(ctx context.Context, job, date string) (started bool, answers []answer, err error) {
+	answers = []answer{}
 	program, err := os.Executable()
 	if err != nil {
-		return nil, err
+		return false, answers, err
 	}
 	settings, env := c.pass()
 	args := slices.Concat(c.before, []string{"race", "--child", job, "--date", date, "--processes", strconv.Itoa(c.processes)}, settings)
@@ -145,6 +147,7 @@ func (c *command) runRacers(ctx context.Context, job, date string) ([]answer, er
 	}()
 	for range c.processes {
 		p := racer{cmd: exec.CommandContext(ctx, program, args...), log: &tail{}}
+		p.cmd.WaitDelay = 5 * time.Second
 		p.cmd.Stderr, p.cmd.Env = p.log, append(os.Environ(), env...)
 		out, err := p.cmd.StdoutPipe()
 		if err == nil {
@@ -154,7 +157,7 @@ func (c *command) runRacers(ctx context.Context, job, date string) ([]answer, er
 			err = p.cmd.Start()
 		}
 		if err != nil {
-			return nil, err
+			return false, answers, err
 		}
 		p.out = bufio.NewScanner(out)
 		racers = append(racers, p)
@@ -168,31 +171,33 @@ func (c *command) runRacers(ctx context.Context, job, date string) ([]answer, er
 		if ctx.Err() != nil {
 			return "", context.Cause(ctx)
 		}
+		_ = p.cmd.Wait() // until all of its log is there
 		return "", fmt.Errorf("a process ended without an answer: %s", p.log)
 	}
 	for _, p := range racers {
 		if text, err := line(p); err != nil {
-			return nil, err
+			return false, answers, err
 		} else if text != "ready" {
-			return nil, fmt.Errorf("a process is not ready: %s", text)
+			return false, answers, fmt.Errorf("a process is not ready: %s", text)
 		}
 	}
 	for _, p := range racers {
 		if _, err := io.WriteString(p.start, "go\n"); err != nil {
-			return nil, err
+			return true, answers, err
 		}
 	}
-	answers := make([]answer, len(racers))
-	for i, p := range racers {
+	for _, p := range racers {
 		text, err := line(p)
 		if err != nil {
-			return answers, err
+			return true, answers, err
 		}
-		if err := json.Unmarshal([]byte(text), &answers[i]); err != nil {
-			return answers, fmt.Errorf("a process answers %q: %w", text, err)
+		var a answer
+		if err := json.Unmarshal([]byte(text), &a); err != nil {
+			return true, answers, fmt.Errorf("a process answers %q: %w", text, err)
 		}
+		answers = append(answers, a)
 	}
-	return answers, nil
+	return true, answers, nil
 }
 
 // tail is the end of what a process writes.

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"flag"
 	"fmt"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -41,6 +42,11 @@ func (c *command) list(ctx context.Context, r *jobrun.Runner) (int, error) {
 	if err != nil {
 		return 0, err
 	}
+	for _, s := range f.Status {
+		if known := []jobrun.Status{jobrun.Running, jobrun.Succeeded, jobrun.Failed, jobrun.Skipped}; len(runs) == 0 && !slices.Contains(known, s) {
+			return 0, usage("--status %s: there is no such run; jobrun's are %v", s, known)
+		}
+	}
 	next := ""
 	if len(runs) == c.limit {
 		next = runs[len(runs)-1].Key
@@ -58,7 +64,7 @@ func (c *command) list(ctx context.Context, r *jobrun.Runner) (int, error) {
 	t.print(c.out, c.width)
 	c.zone(runs...)
 	if next != "" {
-		fmt.Fprintf(c.out, "More: --after %s\n", quoted(next))
+		fmt.Fprintf(c.out, "More: --after=%s\n", strings.TrimPrefix(quoted(next), "-- "))
 	}
 	return ExitFine, nil
 }
@@ -217,26 +223,49 @@ func (c *command) advice(rec jobrun.Record, stale *jobrun.StaleRun) []string {
 	case !rec.PrunedAt.IsZero():
 		return nil
 	case rec.Status == jobrun.Running && stale != nil && !stale.Alive:
-		lines = []string{do("If its process is dead:", "mark-failed %s --reason ...", key)}
+		lines = []string{do("If its process is dead:", "mark-failed --reason ... %s", key)}
 	case rec.Status == jobrun.Running:
-		lines = []string{do("If it must stop:", "mark-failed %s --force --reason ...", key)}
+		lines = []string{do("If it must stop:", "mark-failed --force --reason ... %s", key)}
 	case !rec.ApprovedAt.IsZero():
 		lines = []string{"A re-run is approved: the service's RetryDue executes it."}
+	case rec.Status == jobrun.Failed && rec.Job == "": // no job has such a key
+		lines = []string{do("If nothing is left to do:", "skip --reason ... %s", key)}
 	case rec.Status == jobrun.Failed:
 		lines = []string{
-			do("When the cause is mended:", "rerun %s --reason ...", key),
-			do("If it shall not happen:", "skip %s --reason ...", key),
+			do("When the cause is mended:", "rerun --reason ... %s", key),
+			do("If it shall not happen:", "skip --reason ... %s", key),
 		}
-	case rec.Status == jobrun.Skipped:
-		lines = []string{do("If it shall happen:", "rerun %s --reason ...", key)}
+	case rec.Status == jobrun.Skipped && rec.Job != "":
+		lines = []string{do("If it shall happen:", "rerun --reason ... %s", key)}
 	}
 	lines = append(lines, do("What led to this:", "history %s", key))
 	return append([]string{""}, lines...)
 }
 
 func (c *command) attentionFlags(fs *flag.FlagSet) {
-	fs.DurationVar(&c.dueBy, "due-by", 0, "time of day, as a `DURATION` since midnight such as 2h30m, from which a run of today is missed")
+	c.dueByFlag(fs)
 	fs.DurationVar(&c.since, "since", 0, "report attempts too that failed in this `DURATION` and were followed by another")
+}
+
+func (c *command) dueByFlag(fs *flag.FlagSet) {
+	fs.Func("due-by", "`TIME` of day such as 02:30 (or 2h30m) from which a run of today is missed; \"\": today is not judged", func(s string) (err error) {
+		if t, e := time.Parse("15:04", s); e == nil {
+			c.dueBy = t.Sub(t.Truncate(24 * time.Hour))
+			return nil
+		}
+		if c.dueBy, err = time.ParseDuration(s); err != nil {
+			return errors.New("want a time of day such as 02:30")
+		}
+		return nil
+	})
+}
+
+// judged are the jobs whose missed dates can be told.
+func (c *command) judged(r *jobrun.Runner) []jobrun.Job {
+	if c.knowsJobs && len(c.jobs) == 0 {
+		return r.Scheduled()
+	}
+	return c.jobs
 }
 
 // attention prints what needs a person.
@@ -262,10 +291,11 @@ func (c *command) attention(ctx context.Context, r *jobrun.Runner) (int, error) 
 		}
 		return code, cmp.Or(c.print(struct {
 			Problems []jobrun.Problem `json:"problems"`
-			Judged   bool             `json:"missed_judged"`
-		}{problems, c.knowsJobs}), failed)
+			Judged   bool             `json:"missed_judged"` // of all jobs
+			Error    string           `json:"error,omitempty"`
+		}{problems, failed == nil && len(c.judged(r)) > 0, errorText(failed)}), failed)
 	}
-	t := table{head: []string{"KIND", "KEY", "SINCE", "ATTEMPT", "NOTE"}}
+	t := table{head: []string{"KEY", "PROBLEM", "SINCE", "ATTEMPT", "NOTE"}}
 	var runs []jobrun.Record
 	for _, p := range problems {
 		attempt := "-"
@@ -273,7 +303,7 @@ func (c *command) attention(ctx context.Context, r *jobrun.Runner) (int, error) 
 			attempt = strconv.Itoa(p.Record.Attempt)
 			runs = append(runs, p.Record)
 		}
-		t.add(string(p.Kind), p.Key, clock(p.Since), attempt, cmp.Or(note(p.Record), meaning[p.Kind]))
+		t.add(p.Key, string(p.Kind), clock(p.Since), attempt, cmp.Or(note(p.Record), meaning[p.Kind]))
 	}
 	if len(problems) == 0 && failed == nil {
 		fmt.Fprintln(c.out, "Nothing needs a person.")
@@ -282,7 +312,7 @@ func (c *command) attention(ctx context.Context, r *jobrun.Runner) (int, error) 
 		c.zone(runs...)
 		fmt.Fprintf(c.out, "\"%s show KEY\" says what can be done.\n", c.name)
 	}
-	if !c.knowsJobs {
+	if len(c.judged(r)) == 0 {
 		fmt.Fprintln(c.out, "Missed dates are not judged: only the service knows its jobs (ops.Main).")
 	}
 	return code, failed
@@ -296,51 +326,66 @@ var meaning = map[jobrun.ProblemKind]string{
 
 func (c *command) missedFlags(fs *flag.FlagSet) {
 	fs.StringVar(&c.job, "job", "", "only the dates of this job `NAME`")
-	fs.StringVar(&c.from, "from", "", "from this `DATE` on, YYYY-MM-DD; \"\": 30 days before today")
-	fs.StringVar(&c.to, "to", "", "up to this `DATE`; \"\": today")
+	fs.StringVar(&c.from, "from", "", "from this `DATE` on, YYYY-MM-DD; \"\": from the job's first run on, as attention judges them")
+	fs.StringVar(&c.to, "to", "", "with --from: up to this `DATE`; \"\": today")
+	c.dueByFlag(fs)
 }
 
 // missed prints the due dates of the jobs that have no run.
 func (c *command) missed(ctx context.Context, r *jobrun.Runner) (int, error) {
 	from, to, err := dates(c.from, c.to)
-	if err != nil {
+	switch {
+	case err != nil:
 		return 0, err
-	}
-	if to == (jobrun.Date{}) {
+	case c.from == "" && c.to != "":
+		return 0, usage("--to is for --from")
+	case c.from != "" && c.dueBy != 0:
+		return 0, usage("--due-by is for the dates from the job's first run on, without --from")
+	case c.to == "":
 		to = r.Today()
 	}
-	if from == (jobrun.Date{}) {
-		from = r.Today().AddDays(-30)
+	var jobs []jobrun.Job
+	var names []string
+	for _, job := range c.judged(r) {
+		if names = append(names, job.Name); c.job == "" || job.Name == c.job {
+			jobs = append(jobs, job)
+		}
+	}
+	if len(jobs) == 0 {
+		return 0, usage("no job to judge: --job is %q, this command knows %q", c.job, names)
 	}
 	type date struct {
 		Job  string      `json:"job"`
 		Key  string      `json:"key"`
 		Date jobrun.Date `json:"date"`
 	}
-	missed, judged := []date{}, 0
+	missed := []date{}
 	var failed error
-	for _, job := range c.jobs {
-		if c.job != "" && job.Name != c.job {
-			continue
-		}
-		if judged++; job.Every != 0 {
-			if c.job != "" {
-				return 0, usage("%s runs several times a day: it has no run per date", job.Name)
+	if c.from == "" {
+		var problems []jobrun.Problem
+		problems, failed = r.Attention(ctx, &jobrun.AttentionOptions{DueBy: c.dueBy}, jobs...)
+		for _, p := range problems {
+			if p.Kind == jobrun.ProblemMissed {
+				missed = append(missed, date{p.Job, p.Key, p.Date})
 			}
-			continue
 		}
-		days, err := r.Missed(ctx, job, from, to)
-		failed = errors.Join(failed, err)
-		for _, d := range days {
-			missed = append(missed, date{job.Name, job.Key(d), d})
+	} else {
+		for _, job := range jobs {
+			if job.Every != 0 {
+				if c.job != "" {
+					return 0, usage("%s runs several times a day: it has no run per date", job.Name)
+				}
+				continue
+			}
+			days, err := r.Missed(ctx, job, from, to)
+			failed = errors.Join(failed, err)
+			for _, d := range days {
+				missed = append(missed, date{job.Name, job.Key(d), d})
+			}
 		}
 	}
-	if judged == 0 {
-		var names []string
-		for _, job := range c.jobs {
-			names = append(names, job.Name)
-		}
-		return 0, usage("no job to judge: --job is %q, this command was given %q", c.job, names)
+	if failed != nil && len(missed) == 0 {
+		return 0, failed
 	}
 	code := ExitFine
 	if len(missed) > 0 {
@@ -349,15 +394,24 @@ func (c *command) missed(ctx context.Context, r *jobrun.Runner) (int, error) {
 	if c.json {
 		return code, cmp.Or(c.print(struct {
 			Missed []date `json:"missed"`
-		}{missed}), failed)
+			Error  string `json:"error,omitempty"`
+		}{missed, errorText(failed)}), failed)
 	}
-	if len(missed) == 0 && failed == nil {
-		fmt.Fprintf(c.out, "No date from %s to %s is missed.\n", from, to)
+	if len(missed) == 0 {
+		fmt.Fprintln(c.out, "No due date is missed.")
 	}
 	for _, m := range missed {
-		fmt.Fprintln(c.out, m.Key)
+		fmt.Fprintln(c.out, visible(m.Key, ""))
 	}
 	return code, failed
+}
+
+// errorText is the text of an error; "": none.
+func errorText(err error) string {
+	if err == nil {
+		return ""
+	}
+	return err.Error()
 }
 
 // entry is a line of the history for JSON.
@@ -416,9 +470,9 @@ func (c *command) history(ctx context.Context, r *jobrun.Runner) (int, error) {
 				what = h.Kind + ", there was no run"
 			}
 		}
-		lines = append(lines, [2]string{clock(h.At), what}, [2]string{"", "by " + who})
-		if why != "" {
-			lines = append(lines, [2]string{"", why})
+		lines = append(lines, [2]string{clock(h.At), what}, [2]string{"", "by " + visible(who, "")})
+		if why != "" { // somebody's text, marked: it could be written like one of these lines
+			lines = append(lines, [2]string{"", "| " + strings.ReplaceAll(wrap(visible(why, "\n\t"), (c.width-23)*min(1, c.width)), "\n", "\n| ")})
 		}
 		entries[i] = e
 	}

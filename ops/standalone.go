@@ -6,8 +6,11 @@ import (
 	"io"
 	"log/slog"
 	"os"
+	"slices"
+	"strings"
 	"time"
 
+	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/seed-ccb5b62c/jobrun"
@@ -37,8 +40,8 @@ func Standalone(ctx context.Context, args []string) int {
 			return nil, nil, usage("--zone is %q, wanted: the name of a time zone such as Asia/Seoul", zone)
 		}
 		config, err := pgxpool.ParseConfig(url)
-		if err != nil {
-			return nil, nil, usage("--database-url: %v", err) // without the password
+		if err != nil || misread(config.ConnConfig) {
+			return nil, nil, usage("DATABASE_URL or --database-url cannot be read (it is not shown, because it may hold a password): want postgres://user@host:5432/database")
 		}
 		if _, known := config.ConnConfig.RuntimeParams["application_name"]; !known {
 			config.ConnConfig.RuntimeParams["application_name"] = "jobrunctl"
@@ -65,4 +68,14 @@ func Standalone(ctx context.Context, args []string) int {
 		return []string{"--schema", schema}, []string{"DATABASE_URL=" + url, "JOBRUN_ZONE=" + zone}
 	}
 	return c.main(ctx, args)
+}
+
+// misread reports whether parts of a connection string have become a name that errors
+// show, as those of other libraries do: "Host=h;Password=p".
+func misread(c *pgx.ConnConfig) bool {
+	names := []string{c.Host, c.Database, c.User}
+	for _, f := range c.Fallbacks {
+		names = append(names, f.Host)
+	}
+	return slices.ContainsFunc(names, func(name string) bool { return strings.ContainsAny(name, ";=") || strings.Contains(name, "://") })
 }

@@ -20,6 +20,11 @@ import (
 // the question, and returns all that the terminal showed.
 func onTerminal(t *testing.T, cmd *exec.Cmd, columns int, answer string) said {
 	t.Helper()
+	return onTerminalAsked(t, cmd, columns, func() string { return answer })
+}
+
+func onTerminalAsked(t *testing.T, cmd *exec.Cmd, columns int, asked func() string) said {
+	t.Helper()
 	control := func(f *os.File, request uintptr, value unsafe.Pointer) {
 		t.Helper()
 		if _, _, err := syscall.Syscall(syscall.SYS_IOCTL, f.Fd(), request, uintptr(value)); err != 0 {
@@ -53,7 +58,7 @@ func onTerminal(t *testing.T, cmd *exec.Cmd, columns int, answer string) said {
 		seen.Write(buffer[:n])
 		if !typed && strings.Contains(seen.String(), `Type "yes"`) {
 			typed = true
-			if _, err := io.WriteString(master, answer); err != nil {
+			if _, err := io.WriteString(master, asked()); err != nil {
 				t.Fatal(err)
 			}
 		}
@@ -95,4 +100,67 @@ func TestTerminalShowsTheEvidenceAndAsks(t *testing.T) {
 	s.check(t, ops.ExitUsage, []string{"--yes needs --attempt"}, nil)
 	s = onTerminal(t, alone(t, db.URL, "skip", "payout:2026-09-16", "--reason", "no trading"), 80, "yes\n")
 	s.check(t, ops.ExitFine, []string{"there is none yet", "is SKIPPED"}, nil)
+}
+
+// What a person has confirmed is what was shown: a run that has moved on meanwhile is
+// a conflict.
+func TestConfirmedIsWhatWasShown(t *testing.T) {
+	t.Parallel()
+	db := pgtest.New(t)
+	r := newRunner(t, db.Pool, jobrun.Options{})
+	failure := errors.New("rates are missing")
+	for _, verb := range []string{"skip", "rerun"} {
+		run(t, r, verb, day, jobrun.Retry{}, failure)
+		key := verb + ":2026-09-15"
+		cmd := alone(t, db.URL, verb, key, "--reason", "no trading")
+		s := onTerminalAsked(t, cmd, 80, func() string { // somebody else re-runs it while the question stands
+			rec, err := r.Get(t.Context(), key)
+			if err == nil {
+				_, err = r.ApproveRerun(t.Context(), rec, jobrun.Action{By: "lee", Reason: "rates loaded"})
+			}
+			if err != nil {
+				t.Error(err)
+			}
+			run(t, r, verb, day, jobrun.Retry{}, failure)
+			return "yes\n"
+		})
+		s.check(t, ops.ExitConflict, []string{"attempt 2"}, cmd.Args)
+	}
+	cmd := alone(t, db.URL, "skip", "new:2026-09-15", "--reason", "no trading")
+	s := onTerminalAsked(t, cmd, 80, func() string {
+		run(t, r, "new", day, jobrun.Retry{}, failure)
+		return "yes\n"
+	})
+	s.check(t, ops.ExitConflict, []string{"there is none yet", "it is now FAILED"}, cmd.Args)
+}
+
+// Ctrl-C at the question ends the command, and changes nothing.
+func TestInterruptAtTheQuestion(t *testing.T) {
+	t.Parallel()
+	db := pgtest.New(t)
+	r := newRunner(t, db.Pool, jobrun.Options{})
+	run(t, r, "settlement", day, jobrun.Retry{}, errors.New("rates are missing"))
+	for _, args := range [][]string{{"skip", "settlement:2026-09-15", "--reason", "x"}, {"prune", "--before", "2026-01-01"}} {
+		s := onTerminal(t, alone(t, db.URL, args...), 80, "\x03")
+		s.check(t, ops.ExitError, []string{"not confirmed, nothing was changed"}, args)
+	}
+	if rec, err := r.Get(t.Context(), "settlement:2026-09-15"); err != nil || rec.Status != jobrun.Failed {
+		t.Errorf("%+v, %v", rec, err)
+	}
+}
+
+// No text reaches the first column, where the command's own names stand.
+func TestLongWordsStayInTheirColumn(t *testing.T) {
+	t.Parallel()
+	db := pgtest.New(t)
+	execute(t, db, `INSERT INTO batch_job_run (job_key, status, worker_id, finished_at, error_message) VALUES ('a:2026-09-15', 'FAILED', 'w', now(), $1)`,
+		strings.Repeat(".", 65)+"status"+strings.Repeat(".", 60)+"SUCCEEDED")
+	for _, columns := range []int{40, 80, 200} {
+		s := onTerminal(t, alone(t, db.URL, "show", "a:2026-09-15"), columns, "")
+		for line := range strings.SplitSeq(s.out, "\n") {
+			if len(line) > columns && !strings.Contains(line, "jobrunctl") {
+				t.Errorf("%d columns: %q", columns, line)
+			}
+		}
+	}
 }

@@ -75,17 +75,18 @@ func fields(w io.Writer, columns int, lines ...[2]string) {
 	}
 	indent := strings.Repeat(" ", widest+2)
 	for _, l := range lines {
-		text := wrap(visible(strings.TrimRight(l[1], "\n"), "\n\t"), columns-len(indent))
+		text := wrap(visible(strings.TrimRight(l[1], "\n"), "\n\t"), columns-len(indent)*min(1, columns))
 		fmt.Fprintf(w, "%s%s%s\n", l[0], indent[width(l[0]):], strings.ReplaceAll(text, "\n", "\n"+indent))
 	}
 }
 
-// wrap breaks lines at spaces so that none takes more than n columns, if it has
-// spaces to break at; n of 16 or less, or of no terminal: not at all.
+// wrap breaks lines so that none takes more than n columns, at spaces if it has
+// some; of no terminal (n is 0 or less): not at all.
 func wrap(text string, n int) string {
-	if n <= 16 {
+	if n <= 0 {
 		return text
 	}
+	n = max(n, 16)
 	var b strings.Builder
 	for i, line := range strings.Split(text, "\n") {
 		if i > 0 {
@@ -99,25 +100,38 @@ func wrap(text string, n int) string {
 		for i, word := range strings.Split(line, " ") {
 			switch size := width(word); {
 			case i == 0:
-				used = size
 			case used+1+size > n:
 				b.WriteByte('\n')
-				used = size
+				used = 0
 			default:
 				b.WriteByte(' ')
-				used += 1 + size
+				used++
 			}
-			b.WriteString(word)
+			for _, c := range word {
+				if used+runeWidth(c) > n { // longer than a line
+					b.WriteByte('\n')
+					used = 0
+				}
+				b.WriteRune(c)
+				used += runeWidth(c)
+			}
 		}
 	}
 	return b.String()
 }
 
+// shows reports whether a character can be seen: control characters, those that
+// reorder letters, and those that take no room or are blank although they count as
+// letters cannot.
+func shows(c rune) bool {
+	return unicode.IsPrint(c) && c != 0x2800 && !unicode.In(c, unicode.Other_Default_Ignorable_Code_Point, unicode.Variation_Selector)
+}
+
 // visible is a text that any program may have written, safe to show: what could
-// move the cursor, change colours or reorder letters is shown as its code. Plain
+// move the cursor, change colours, reorder letters or hide is shown as its code. Plain
 // characters named in keep stay.
 func visible(s, keep string) string {
-	shown := func(c rune) bool { return unicode.IsPrint(c) || strings.ContainsRune(keep, c) }
+	shown := func(c rune) bool { return shows(c) || strings.ContainsRune(keep, c) }
 	if utf8.ValidString(s) && !strings.ContainsFunc(s, func(c rune) bool { return !shown(c) }) {
 		return s
 	}
@@ -139,14 +153,27 @@ func visible(s, keep string) string {
 	return b.String()
 }
 
-// quoted is a key as a shell takes it.
+// quoted is a key as a shell takes it, the last argument of a command.
 func quoted(key string) string {
-	plain := func(c rune) bool {
-		return unicode.IsLetter(c) || unicode.IsDigit(c) || strings.ContainsRune("._-/:+", c)
-	}
-	text := visible(key, "")
-	if key == "" || strings.ContainsFunc(key, func(c rune) bool { return !plain(c) }) {
-		text = "'" + strings.ReplaceAll(text, "'", `'\''`) + "'"
+	text := key
+	switch {
+	case strings.ContainsFunc(key, func(c rune) bool { return !shows(c) }) || !utf8.ValidString(key):
+		text = "$'"
+		for _, b := range []byte(key) {
+			switch {
+			case b == '\'' || b == '\\':
+				text += `\` + string(rune(b))
+			case b >= 0x20 && b < 0x7f:
+				text += string(rune(b))
+			default:
+				text += fmt.Sprintf(`\x%02x`, b)
+			}
+		}
+		text += "'"
+	case key == "" || strings.ContainsFunc(key, func(c rune) bool {
+		return !unicode.IsLetter(c) && !unicode.IsDigit(c) && !strings.ContainsRune("._-/:+", c)
+	}):
+		text = "'" + strings.ReplaceAll(key, "'", `'\''`) + "'"
 	}
 	if strings.HasPrefix(key, "-") {
 		text = "-- " + text
@@ -226,6 +253,7 @@ func runeWidth(c rune) int {
 
 // print writes JSON in which a terminal finds nothing to obey.
 func (c *command) print(v any) error {
+	c.told = true
 	var b bytes.Buffer
 	encoder := json.NewEncoder(&b)
 	encoder.SetEscapeHTML(false)
@@ -236,7 +264,7 @@ func (c *command) print(v any) error {
 	var safe strings.Builder
 	for _, r := range b.String() { // what is not printable can only be within a string
 		switch {
-		case unicode.IsPrint(r) || r == '\n':
+		case shows(r) || r == '\n':
 			safe.WriteRune(r)
 		case r > 0xffff:
 			high, low := utf16.EncodeRune(r)

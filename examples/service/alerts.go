@@ -11,6 +11,7 @@ import (
 	"net"
 	"net/http"
 	"net/url"
+	"slices"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -60,6 +61,7 @@ CREATE TABLE IF NOT EXISTS service_alert (
   attempt   integer     NOT NULL,
   problem   jsonb       NOT NULL,
   told      boolean     NOT NULL,
+  number    bigint      NOT NULL, -- of the alerts about this run
   turn_till timestamptz NOT NULL -- until then nobody else tells it
 )`
 
@@ -95,15 +97,15 @@ func (a *alerter) watch(ctx context.Context, every time.Duration) {
 // look posts what has changed since anybody has told of it. What could not be posted
 // is posted by the next look. An error says nothing about the problems that are open.
 func (a *alerter) look(ctx context.Context) error {
-	problems, err := a.runner.Attention(ctx, attention)
-	if err != nil {
-		return err
-	}
-	var errs []error
+	problems, err := a.runner.Attention(ctx, attention) // some may come although a job's calendar fails
+	errs := []error{err}
 	listed := map[string]bool{}
 	for _, p := range problems {
 		listed[p.Key] = true
 		errs = append(errs, a.tell(ctx, alert{"problem", describe(p), p.Record.Error}))
+	}
+	if err != nil { // then what is not listed is not over
+		return errors.Join(errs...)
 	}
 	open, err := a.open(ctx)
 	errs = append(errs, err)
@@ -133,20 +135,26 @@ func (a *alerter) tell(ctx context.Context, al alert) error {
 	if err != nil {
 		return err
 	}
-	turn, err := a.pool.Exec(ctx, `
-		INSERT INTO service_alert AS s (job_key, event, kind, attempt, problem, told, turn_till)
-		VALUES ($1, $2, $3, $4, $5, false, now() + interval '1 minute')
+	var number int64
+	err = a.pool.QueryRow(ctx, `
+		INSERT INTO service_alert AS s (job_key, event, kind, attempt, problem, told, number, turn_till)
+		VALUES ($1, $2, $3, $4, $5, false, 1, now() + interval '1 minute')
 		ON CONFLICT (job_key) DO UPDATE
-		SET event = excluded.event, kind = excluded.kind, attempt = excluded.attempt, problem = excluded.problem, told = false, turn_till = excluded.turn_till
+		SET event = excluded.event, kind = excluded.kind, attempt = excluded.attempt, problem = excluded.problem, told = false, turn_till = excluded.turn_till,
+		  number = s.number + CASE WHEN (s.event, s.kind, s.attempt) IS DISTINCT FROM (excluded.event, excluded.kind, excluded.attempt) THEN 1 ELSE 0 END
 		WHERE (s.event, s.kind, s.attempt) IS DISTINCT FROM (excluded.event, excluded.kind, excluded.attempt)
-		  OR NOT s.told AND s.turn_till < now()`, al.Key, al.Event, string(al.Kind), al.Attempt, body)
-	if err != nil || turn.RowsAffected() == 0 {
+		  OR NOT s.told AND s.turn_till < now()
+		RETURNING number`, al.Key, al.Event, string(al.Kind), al.Attempt, body).Scan(&number)
+	if errors.Is(err, pgx.ErrNoRows) {
+		return nil
+	}
+	if err != nil {
 		return err
 	}
-	posted := a.post(ctx, al, body)
+	posted := a.post(ctx, body, fmt.Sprintf("%s %d", url.QueryEscape(al.Key), number))
 	_, err = a.pool.Exec(context.WithoutCancel(ctx), `
-		UPDATE service_alert SET told = $5, turn_till = now()
-		WHERE job_key = $1 AND event = $2 AND kind = $3 AND attempt = $4`, al.Key, al.Event, string(al.Kind), al.Attempt, posted == nil)
+		UPDATE service_alert SET told = $3, turn_till = now()
+		WHERE job_key = $1 AND number = $2`, al.Key, number, posted == nil)
 	return errors.Join(posted, err)
 }
 
@@ -155,7 +163,13 @@ func (a *alerter) tell(ctx context.Context, al alert) error {
 // or while an approved re-run waits to be picked up.
 func (a *alerter) over(ctx context.Context, p problem) (bool, problem, error) {
 	rec, err := a.runner.Get(ctx, p.Key)
-	if err != nil && !errors.Is(err, jobrun.ErrNotFound) {
+	if errors.Is(err, jobrun.ErrNotFound) {
+		// Still no run: only an instance that judges the job's dates can tell that this one
+		// is not due any more. During a deployment, others do not know the job yet.
+		known := slices.ContainsFunc(a.runner.Scheduled(), func(job jobrun.Job) bool { return job.Name == p.Job })
+		return known || p.Kind != jobrun.ProblemMissed, p, nil
+	}
+	if err != nil {
 		return false, problem{}, err
 	}
 	beatsAgain := p.Kind == jobrun.ProblemStale && rec.Attempt == p.Attempt
@@ -166,13 +180,13 @@ func (a *alerter) over(ctx context.Context, p problem) (bool, problem, error) {
 	return true, p, nil
 }
 
-func (a *alerter) post(ctx context.Context, al alert, body []byte) error {
+func (a *alerter) post(ctx context.Context, body []byte, id string) error {
 	request, err := http.NewRequestWithContext(ctx, http.MethodPost, a.webhook, bytes.NewReader(body))
 	if err != nil {
 		return errors.New("alert webhook: not a URL")
 	}
 	request.Header.Set("Content-Type", "application/json")
-	request.Header.Set("Idempotency-Key", fmt.Sprintf("%s %s %s %d", url.QueryEscape(al.Key), al.Event, al.Kind, al.Attempt))
+	request.Header.Set("Idempotency-Key", id)
 	response, err := a.client.Do(request)
 	if err != nil {
 		if wrapped := (*url.Error)(nil); errors.As(err, &wrapped) {

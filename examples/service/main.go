@@ -260,9 +260,9 @@ func handler(runner *jobrun.Runner, jobs []scheduledJob, zone *time.Location, lo
 			answer.Status = "unavailable: the database did not answer as expected"
 		case len(problems) > 0:
 			answer.Status = "problems"
-			for _, p := range problems {
-				answer.Problems = append(answer.Problems, describe(p))
-			}
+		}
+		for _, p := range problems { // some come although a job's calendar fails
+			answer.Problems = append(answer.Problems, describe(p))
 		}
 		w.Header().Set("Content-Type", "application/json")
 		w.Header().Set("Cache-Control", "no-store")

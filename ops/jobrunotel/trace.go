@@ -29,8 +29,12 @@ const scope = "github.com/seed-ccb5b62c/jobrun/ops/jobrunotel"
 // All attempts of a run are in one trace, whichever process executes them: its id is
 // that of [TraceID]. They are children of one span that is never sent, so samplers
 // that follow the parent take all of them. A span that is in the context of the call
-// already, such as that of a request which started the run, is linked.
+// already, such as that of a request which started the run, is linked. Of a nil f it
+// returns nil.
 func Trace(f jobrun.Func) jobrun.Func {
+	if f == nil {
+		return nil // which every call with the job refuses
+	}
 	return func(ctx context.Context, run *jobrun.Run) (err error) {
 		key := run.Key()
 		opts := []trace.SpanStartOption{trace.WithSpanKind(trace.SpanKindConsumer), trace.WithAttributes(

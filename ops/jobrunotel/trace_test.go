@@ -43,7 +43,7 @@ func newRunner(t *testing.T) *jobrun.Runner {
 func attributes(s tracetest.SpanStub) map[string]string {
 	all := map[string]string{}
 	for _, a := range s.Attributes {
-		all[string(a.Key)] = a.Value.Emit()
+		all[string(a.Key)] = a.Value.String()
 	}
 	return all
 }
@@ -150,5 +150,12 @@ func TestSpanEndsWithEveryEnd(t *testing.T) {
 		if len(ended) != 1 || ended[0].Status.Code != codes.Error || attributes(ended[0])["status"] != "FAILED" {
 			t.Errorf("%d: %+v", i, ended)
 		}
+	}
+}
+
+func TestNoFunctionStaysNone(t *testing.T) {
+	var invalid *jobrun.InvalidError
+	if err := (jobrun.Job{Name: "settlement", Func: jobrunotel.Trace(nil)}).Validate(); !errors.As(err, &invalid) {
+		t.Error(err)
 	}
 }

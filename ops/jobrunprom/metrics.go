@@ -18,6 +18,7 @@ import (
 	"context"
 	"errors"
 	"log/slog"
+	"strings"
 	"sync"
 	"time"
 
@@ -43,7 +44,7 @@ type Metrics struct {
 	running                 *prometheus.GaugeVec
 	duration                *prometheus.HistogramVec
 	problems, success, age  *prometheus.Desc
-	up                      *prometheus.Desc
+	up, judged              *prometheus.Desc
 
 	mu     sync.Mutex
 	open   map[string]jobrun.Record // that run in this process, by key
@@ -55,7 +56,8 @@ type Metrics struct {
 
 // facts are the answers of the database.
 type facts struct {
-	ok       bool
+	ok       bool // it has answered to the end
+	judged   bool // the missed dates of every job
 	problems map[problem]int
 	success  map[string]time.Time // by job
 }
@@ -87,22 +89,27 @@ func New(opts *Options) *Metrics {
 	m.runs = counter("jobrun_attempts_total", "Attempts that ended in this process, and runs that people or the calendar ended through it.", "job_name", "status")
 	m.processed = counter("jobrun_items_processed_total", "Items that attempts which ended in this process have counted as processed.", "job_name")
 	m.failed = counter("jobrun_items_failed_total", "Items that attempts which ended in this process have counted as failed.", "job_name")
-	m.running = prometheus.NewGaugeVec(prometheus.GaugeOpts{Name: "jobrun_running_attempts", Help: "Attempts that this process executes now."}, []string{"job_name"})
+	m.running = prometheus.NewGaugeVec(prometheus.GaugeOpts{Name: "jobrun_running_attempts", Help: "Attempts of this process that are RUNNING in the tables; one whose result could not be recorded stays so until a person decides."}, []string{"job_name"})
 	m.duration = prometheus.NewHistogramVec(prometheus.HistogramOpts{
 		Name: "jobrun_attempt_duration_seconds", Help: "Durations of attempts that ended in this process, by the database clock.", Buckets: m.opts.Buckets,
 	}, []string{"job_name", "status"})
 	m.problems = prometheus.NewDesc("jobrun_problems", "Runs and dates that need a person, by what is wrong with them; the same from every instance.", []string{"kind", "job_name"}, nil)
 	m.success = prometheus.NewDesc("jobrun_last_success_timestamp_seconds", "End of the newest run that SUCCEEDED; the same from every instance.", []string{"job_name"}, nil)
 	m.age = prometheus.NewDesc("jobrun_last_success_age_seconds", "Time since the end of the newest run that SUCCEEDED.", []string{"job_name"}, nil)
+	m.judged = prometheus.NewDesc("jobrun_missed_judged", "1 if the missed dates of every job could be told, 0 if a job's Date or Calendar fails.", nil, nil)
 	m.up = prometheus.NewDesc("jobrun_up", "1 if the database has answered the questions of this scrape.", nil, nil)
 	return m
 }
 
 // Watch names the Runner whose tables are asked, and the jobs whose missed dates and
-// last success are told. Without jobs only problems of runs that are there are told.
+// last success are told; none: those registered by Runner.Schedule by then. Problems
+// of runs that are there are told of every job.
 func (m *Metrics) Watch(runner *jobrun.Runner, jobs ...jobrun.Job) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
+	if len(jobs) == 0 {
+		jobs = runner.Scheduled()
+	}
 	m.runner, m.jobs, m.asked = runner, jobs, time.Time{}
 	for _, job := range jobs { // there from the first scrape on, so that an increase is seen
 		m.runs.WithLabelValues(job.Name, string(jobrun.Succeeded))
@@ -133,6 +140,9 @@ func (m *Metrics) OnEvent(_ context.Context, e jobrun.Event) {
 	if e.Action != nil || e.Previous != jobrun.Running {
 		return
 	}
+	if strings.HasPrefix(e.Record.Error, "never started: ") { // it was not executed
+		return
+	}
 	m.duration.WithLabelValues(job, status).Observe(e.Record.FinishedAt.Sub(e.Record.StartedAt).Seconds())
 	m.processed.WithLabelValues(job).Add(float64(e.Record.ItemsProcessed))
 	m.failed.WithLabelValues(job).Add(float64(e.Record.ItemsFailed))
@@ -157,7 +167,7 @@ func (m *Metrics) Describe(to chan<- *prometheus.Desc) {
 	for _, c := range m.counted() {
 		c.Describe(to)
 	}
-	for _, d := range []*prometheus.Desc{m.problems, m.success, m.age, m.up} {
+	for _, d := range []*prometheus.Desc{m.problems, m.success, m.age, m.up, m.judged} {
 		to <- d
 	}
 }
@@ -168,17 +178,23 @@ func (m *Metrics) counted() []prometheus.Collector {
 
 // Collect implements [prometheus.Collector]. It asks the database, at most once in
 // Options.MaxAge; if that does not answer, jobrun_up is 0 and what it would have
-// told is left out.
+// told is left out: no problem becomes 0 because nobody could look.
 func (m *Metrics) Collect(to chan<- prometheus.Metric) {
 	f := m.ask()
 	for _, c := range m.counted() {
 		c.Collect(to)
 	}
-	up := 0.0
-	if f.ok {
-		up = 1
+	flag := func(d *prometheus.Desc, set bool) {
+		v := 0.0
+		if set {
+			v = 1
+		}
+		to <- prometheus.MustNewConstMetric(d, prometheus.GaugeValue, v)
 	}
-	to <- prometheus.MustNewConstMetric(m.up, prometheus.GaugeValue, up)
+	flag(m.up, f.ok)
+	if f.ok {
+		flag(m.judged, f.judged)
+	}
 	for p, n := range f.problems {
 		to <- prometheus.MustNewConstMetric(m.problems, prometheus.GaugeValue, float64(n), p.kind, p.job)
 	}
@@ -212,15 +228,21 @@ func (m *Metrics) ask() facts {
 
 	ctx, cancel := context.WithTimeout(context.Background(), m.opts.Timeout)
 	defer cancel()
-	f := facts{ok: true, problems: map[problem]int{}, success: map[string]time.Time{}}
-	for _, job := range jobs {
-		for _, kind := range kinds {
-			if kind != jobrun.ProblemMissed || job.Every == 0 {
-				f.problems[problem{string(kind), job.Name}] = 0
+	f := facts{problems: map[problem]int{}, success: map[string]time.Time{}}
+	found, err := runner.Attention(ctx, m.opts.Attention, jobs...)
+	if f.judged = err == nil; err != nil {
+		m.opts.Logger.Error("jobrun metrics: what needs a person is not told to the end", "err", err)
+		_, err = runner.List(ctx, jobrun.Filter{Limit: 1}) // nil: the database answers, a job's rule fails
+	}
+	if err == nil { // no zero that nobody knows
+		for _, job := range jobs {
+			for _, kind := range kinds {
+				if kind != jobrun.ProblemMissed || job.Every == 0 && f.judged {
+					f.problems[problem{string(kind), job.Name}] = 0
+				}
 			}
 		}
 	}
-	found, err := runner.Attention(ctx, m.opts.Attention, jobs...)
 	for _, p := range found {
 		f.problems[problem{string(p.Kind), p.Job}]++
 	}
@@ -250,9 +272,8 @@ func (m *Metrics) ask() facts {
 			m.mu.Unlock()
 		}
 	}
-	if err != nil {
+	if f.ok = err == nil; err != nil {
 		m.opts.Logger.Error("jobrun metrics: the database was not asked to the end", "err", err)
-		f.ok = false
 	}
 	m.mu.Lock()
 	defer m.mu.Unlock()

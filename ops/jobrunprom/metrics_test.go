@@ -8,6 +8,7 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"regexp"
+	"runtime"
 	"strings"
 	"testing"
 	"time"
@@ -169,15 +170,91 @@ func TestMetricsTellOfRunsOfOthers(t *testing.T) {
 	has(t, page(), `jobrun_problems\{job_name="payout",kind="STALE"\} 1`, `jobrun_problems\{job_name="",kind="STALE"\} 1`)
 }
 
+// What nobody could ask is left out: a problem that becomes 0 would be an all-clear.
 func TestMetricsWithoutTheDatabase(t *testing.T) {
 	t.Parallel()
 	db := pgtest.New(t)
-	settle := jobrun.Job{Name: "settlement", Func: func(context.Context, *jobrun.Run) error { return nil }}
-	_, page := service(t, db, settle)
-	has(t, page(), `jobrun_up 1`)
+	failure := errors.New("rates are missing")
+	settle := jobrun.Job{Name: "settlement", Func: func(context.Context, *jobrun.Run) error { return failure }}
+	r, page := service(t, db, settle)
+	if _, err := r.RunDate(t.Context(), settle, r.Today()); !errors.Is(err, failure) {
+		t.Fatal(err)
+	}
+	has(t, page(), `jobrun_up 1`, `jobrun_problems\{job_name="settlement",kind="FAILED"\} 1`)
 	if _, err := db.Pool.Exec(t.Context(), `ALTER TABLE batch_job_run RENAME TO gone`); err != nil {
 		t.Fatal(err)
 	}
 	p := page()
-	has(t, p, `jobrun_up 0`, `jobrun_running_attempts\{job_name="settlement"\} 0`)
+	has(t, p, `jobrun_up 0`, `jobrun_running_attempts\{job_name="settlement"\} 0`, `jobrun_attempts_total\{job_name="settlement",status="FAILED"\} 1`)
+	for _, name := range []string{"jobrun_problems", "jobrun_last", "jobrun_missed"} {
+		if regexp.MustCompile(`(?m)^` + name).MatchString(p) {
+			t.Errorf("tells %s", name)
+		}
+	}
+	if _, err := db.Pool.Exec(t.Context(), `ALTER TABLE gone RENAME TO batch_job_run`); err != nil {
+		t.Fatal(err)
+	}
+	has(t, page(), `jobrun_up 1`, `jobrun_problems\{job_name="settlement",kind="FAILED"\} 1`)
+}
+
+// A job whose calendar fails hides nothing but missed dates.
+func TestMetricsWithARuleThatFails(t *testing.T) {
+	t.Parallel()
+	db := pgtest.New(t)
+	failure := errors.New("rates are missing")
+	settle := jobrun.Job{Name: "settlement", Func: func(context.Context, *jobrun.Run) error { return failure }}
+	broken := jobrun.Job{Name: "broken", Func: settle.Func, Calendar: func(jobrun.Date) bool { panic("no holidays loaded") }}
+	r, page := service(t, db, settle, broken)
+	for _, job := range []jobrun.Job{settle, broken} {
+		if _, err := r.RunDate(t.Context(), job, r.Today().AddDays(-3)); !errors.Is(err, failure) {
+			t.Fatal(err)
+		}
+	}
+	p := page()
+	has(t, p, `jobrun_up 1`, `jobrun_missed_judged 0`, `jobrun_problems\{job_name="settlement",kind="FAILED"\} 1`, `jobrun_problems\{job_name="settlement",kind="MISSED"\} 2`)
+	if strings.Contains(p, `job_name="broken",kind="MISSED"`) {
+		t.Error("tells the missed dates of a job whose calendar fails")
+	}
+}
+
+// A claim that was given back was not executed: it has no duration.
+func TestMetricsOfAnAttemptThatNeverStarted(t *testing.T) {
+	t.Parallel()
+	db := pgtest.New(t)
+	m := jobrunprom.New(nil)
+	var r *jobrun.Runner
+	ended := errors.New("the caller has gone")
+	ctx, cancel := context.WithCancelCause(t.Context())
+	r, err := jobrun.New(db.Pool, time.UTC, &jobrun.Options{Logger: silent, OnEvent: func(ctx context.Context, e jobrun.Event) {
+		m.OnEvent(ctx, e)
+		if e.Record.Status == jobrun.Running {
+			runtime.Goexit() // nobody executes what was claimed
+		}
+	}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	m.Watch(r)
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		_, _ = r.RunDate(ctx, jobrun.Job{Name: "settlement", Func: func(context.Context, *jobrun.Run) error { return nil }}, r.Today())
+	}()
+	<-done
+	cancel(ended)
+	rec, err := r.Get(t.Context(), "settlement:"+r.Today().String())
+	if err != nil || !strings.HasPrefix(rec.Error, "never started: ") {
+		t.Fatalf("%+v, %v", rec, err)
+	}
+	registry := prometheus.NewPedanticRegistry()
+	registry.MustRegister(m)
+	families, err := registry.Gather()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, f := range families {
+		if f.GetName() == "jobrun_attempt_duration_seconds" {
+			t.Errorf("%v", f)
+		}
+	}
 }
