@@ -81,6 +81,8 @@ func command(args []string, out, errOut io.Writer) int {
 		err = fmt.Errorf("-instances is %d; allowed: 1 to 20", *instances)
 	case *pause < time.Millisecond || *every < 10*time.Millisecond:
 		err = errors.New("-pause has to be 1ms or more, -every 10ms or more")
+	case *duration / *every > mostDates:
+		err = fmt.Errorf("-time %s has %d dates of -every %s; allowed: %d", *duration, *duration / *every, *every, mostDates)
 	case *damage != "":
 		flags.Visit(func(f *flag.Flag) {
 			if f.Name != "mutants" && f.Name != "seed" {

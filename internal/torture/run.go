@@ -369,7 +369,7 @@ func (t *torture) drain(ctx context.Context) error {
 	fewest, since := math.MaxInt, time.Now()
 	t.printf("%4.0f s: no more faults, all runs come to an end", time.Since(t.begin).Seconds())
 	for _, k := range kinds[:byDate] {
-		if err := t.notes.try(ctx, `INSERT INTO torture.wanted SELECT $1::text || ':' || (date '2020-01-01' + n)::text FROM generate_series(0, $2::integer) AS n ON CONFLICT DO NOTHING`, k.name, t.last); err != nil {
+		if err := t.notes.try(ctx, `INSERT INTO torture.wanted SELECT $1::text || ':' || (date '`+firstDate+`' + n)::text FROM generate_series(0, $2::integer) AS n ON CONFLICT DO NOTHING`, k.name, t.last); err != nil {
 			return err
 		}
 	}

@@ -5,12 +5,14 @@ package main
 import (
 	"bytes"
 	"fmt"
+	"io"
 	"os"
 	"path/filepath"
 	"regexp"
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/seed-ccb5b62c/jobrun"
 )
@@ -127,10 +129,10 @@ func TestStatementsFitTheSource(t *testing.T) {
 
 func TestStretchesAreAllDates(t *testing.T) {
 	for last, want := range map[int]string{
-		0:    "[2020-01-01 2020-01-01]",
-		3999: "[2020-01-01 2030-12-13]",
-		4000: "[2020-01-01 2030-12-13] [2030-12-14 2030-12-14]",
-		9000: "[2020-01-01 2030-12-13] [2030-12-14 2041-11-25] [2041-11-26 2044-08-22]",
+		0:    "[1900-01-01 1900-01-01]",
+		3999: "[1900-01-01 1910-12-14]",
+		4000: "[1900-01-01 1910-12-14] [1910-12-15 1910-12-15]",
+		9000: "[1900-01-01 1910-12-14] [1910-12-15 1921-11-26] [1921-11-27 1924-08-23]",
 	} {
 		var got []string
 		for from, to := range stretches(last) {
@@ -139,5 +141,15 @@ func TestStretchesAreAllDates(t *testing.T) {
 		if strings.Join(got, " ") != want {
 			t.Errorf("%d: %s, want %s", last, got, want)
 		}
+	}
+}
+
+// Missed and CatchUp know only dates that are past.
+func TestAllDatesArePast(t *testing.T) {
+	if last := date(mostDates); last.Compare(jobrun.DateOf(time.Now().Add(-24*time.Hour))) >= 0 {
+		t.Errorf("the last date is %s", last)
+	}
+	if code := command([]string{"-time", "1000h"}, io.Discard, io.Discard); code != usage {
+		t.Errorf("more dates than there are: exit code %d", code)
 	}
 }

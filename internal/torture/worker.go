@@ -151,8 +151,14 @@ func open(ctx context.Context, url, name string, conns int, set func(*pgxpool.Co
 // now is the process's clock.
 func (w *worker) now() time.Time { return time.Now().Add(w.Shift + w.Skew) }
 
-// date is a date of the run, from 0.
-func date(n int) jobrun.Date { return jobrun.MustParseDate("2020-01-01").AddDays(n) }
+// date is a date of the run, from 0. All of them are past: Missed and CatchUp leave out
+// those that are not due yet.
+func date(n int) jobrun.Date { return jobrun.MustParseDate(firstDate).AddDays(n) }
+
+const (
+	firstDate = "1900-01-01"
+	mostDates = 45_000
+)
 
 // stretches are all dates up to the number last, in parts that one call takes.
 func stretches(last int) iter.Seq2[jobrun.Date, jobrun.Date] {
