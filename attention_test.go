@@ -488,6 +488,12 @@ func looksReadRanges(t *testing.T, db *pgtest.DB) {
 	if _, err := r.Missed(t.Context(), job, jobrun.MustParseDate("2015-01-01"), jobrun.MustParseDate("2015-03-31")); err != nil {
 		t.Fatal(err)
 	}
+	if names, err := r.Jobs(t.Context()); err != nil || len(names) == 0 {
+		t.Fatal(names, err)
+	}
+	if days, err := r.Days(t.Context(), jobrun.MustParseDate("2015-01-01"), jobrun.MustParseDate("2015-01-31"), "job-20", "job-21"); err != nil || len(days) == 0 {
+		t.Fatal(days, err)
+	}
 
 	session, err := db.Pool.Acquire(t.Context())
 	if err != nil {
@@ -531,7 +537,7 @@ func looksReadRanges(t *testing.T, db *pgtest.DB) {
 			}
 		}
 	}
-	if explained < 6 { // stale, attention, failing, first, present twice, due
+	if explained < 8 { // stale, attention, failing, first, present twice, due, names, days
 		t.Errorf("%d statements explained", explained)
 	}
 }

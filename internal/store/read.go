@@ -206,3 +206,65 @@ func (s *Store) Stale(ctx context.Context, db DB, limit time.Duration) ([]StaleR
 		return st, err
 	})
 }
+
+// jobsSQL goes from name to name by the index on the key: behind the last key that a
+// name can have, or behind a key without a colon.
+const jobsSQL = `
+WITH RECURSIVE keys AS (
+  (SELECT job_key FROM batch_job_run ORDER BY job_key COLLATE "C" LIMIT 1)
+  UNION ALL
+  SELECT (
+    SELECT r.job_key
+    FROM batch_job_run AS r
+    WHERE r.job_key COLLATE "C" > CASE WHEN position(':' IN keys.job_key) > 0 THEN split_part(keys.job_key, ':', 1) || ';' ELSE keys.job_key END
+    ORDER BY r.job_key COLLATE "C"
+    LIMIT 1
+  )
+  FROM keys
+  WHERE keys.job_key IS NOT NULL
+)
+SELECT DISTINCT split_part(job_key, ':', 1) COLLATE "C"
+FROM keys
+WHERE job_key IS NOT NULL
+  AND job_key ~ '^[^:]+:[0-9]{4}-[0-9]{2}-[0-9]{2}'
+ORDER BY 1`
+
+// Jobs lists what keys that look like a name with a date begin with.
+func (s *Store) Jobs(ctx context.Context, db DB) ([]string, error) {
+	rows, err := db.Query(ctx, s.jobs)
+	if err != nil {
+		return nil, err
+	}
+	return pgx.CollectRows(rows, pgx.RowTo[string])
+}
+
+// DayCount is how many runs of a job and date have a status.
+type DayCount struct {
+	Job, Date, Status string
+	Runs              int
+}
+
+// daysSQL reads one range of the index on the key for each name.
+const daysSQL = `
+SELECT j.job, d.date, d.status, d.runs::integer
+FROM unnest($1::text[]) WITH ORDINALITY AS j (job, position)
+CROSS JOIN LATERAL (
+  SELECT left(split_part(r.job_key, ':', 2), 10) AS date, r.status, count(*) AS runs
+  FROM batch_job_run AS r
+  WHERE r.job_key COLLATE "C" >= j.job || ':' || $2::text
+    AND r.job_key COLLATE "C" < j.job || ':' || $3::text
+  GROUP BY 1, 2
+) AS d
+ORDER BY j.position, d.date, d.status`
+
+// Days counts the runs of jobs with dates >= from and < before, in the jobs' order.
+func (s *Store) Days(ctx context.Context, db DB, jobs []string, from, before string) ([]DayCount, error) {
+	if jobs == nil {
+		jobs = []string{}
+	}
+	rows, err := db.Query(ctx, s.days, jobs, from, before)
+	if err != nil {
+		return nil, err
+	}
+	return pgx.CollectRows(rows, pgx.RowToStructByPos[DayCount])
+}

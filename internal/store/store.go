@@ -40,7 +40,7 @@ type Store struct {
 	due, present, first, attention, failing, prune        string
 	fence, seal, take, done, failItem, failedItems        string
 	checkpoint, saveCheckpoint                            string
-	countItems, pruneSlots, discard                       string
+	countItems, pruneSlots, discard, jobs, days           string
 	pruneNext, pruneItems                                 [len(ledgers)]string
 }
 
@@ -59,7 +59,7 @@ func New(schema string) *Store {
 		fence: q(fenceSQL), seal: q(sealSQL), take: q(takeSQL), done: q(doneSQL),
 		failItem: q(failItemSQL), failedItems: q(failedItemsSQL), countItems: q(countItemsSQL), checkpoint: q(checkpointSQL), saveCheckpoint: q(saveSQL),
 		due: q(dueSQL), present: q(presentSQL), first: q(firstSQL), attention: q(attentionSQL), failing: q(failingSQL), prune: q(pruneSQL),
-		pruneSlots: q(pruneSlotsSQL), discard: q(discardSQL),
+		pruneSlots: q(pruneSlotsSQL), discard: q(discardSQL), jobs: q(jobsSQL), days: q(daysSQL),
 	}
 	for i, ledger := range ledgers {
 		s.pruneNext[i], s.pruneItems[i] = q(pruneNextSQL(ledger)), q(pruneItemsSQL(ledger))
