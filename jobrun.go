@@ -223,6 +223,9 @@ func (r *Runner) newWorkerID(label string) (string, error) {
 	return label + "-" + id.String()[:8], nil
 }
 
+// Zone is the business time zone.
+func (r *Runner) Zone() *time.Location { return r.zone }
+
 // Today is the business date now, by Options.Now and DayStart.
 func (r *Runner) Today() Date { return businessDate(r.opts.Now(), r.zone, r.opts.DayStart) }
 

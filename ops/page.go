@@ -1,0 +1,212 @@
+package ops
+
+import (
+	"bytes"
+	"cmp"
+	"context"
+	"embed"
+	"errors"
+	"fmt"
+	"html/template"
+	"log/slog"
+	"net/http"
+	"path"
+	"strings"
+	"time"
+
+	"github.com/seed-ccb5b62c/jobrun"
+)
+
+// PageOptions are the settings of a [Page]. nil or zero fields: the defaults.
+type PageOptions struct {
+	// Authorize returns the name of the person who sends a request, under which actions
+	// are stored, or why that person may not act. nil: nobody may, the page only shows.
+	// Who may look is decided before the page, as for any other handler.
+	Authorize func(r *http.Request) (actor string, err error)
+	Jobs      []jobrun.Job             // whose missed dates are judged; none: those registered by Runner.Schedule
+	Attention *jobrun.AttentionOptions // what needs a person
+	Title     string                   // "": Batch jobs
+	Logger    *slog.Logger             // nil: slog.Default()
+}
+
+// Page is the admin page, to be mounted under any path that ends in a slash:
+//
+//	mux.Handle("/admin/jobs/", ops.Page(runner, &ops.PageOptions{Authorize: login}))
+//
+// It shows what needs a person, a calendar of jobs by business dates, the runs, and one
+// run with its history, evidence and items. People whom Authorize names can mark a run
+// failed, approve a re-run and skip, each with a reason and on what they have seen.
+// Requests that change something are refused when they come from another site.
+func Page(runner *jobrun.Runner, opts *PageOptions) http.Handler {
+	p := &pages{runner: runner}
+	if opts != nil {
+		p.opts = *opts
+	}
+	p.opts.Title = cmp.Or(p.opts.Title, "Batch jobs")
+	p.opts.Logger = cmp.Or(p.opts.Logger, slog.Default())
+	return http.NewCrossOriginProtection().Handler(p)
+}
+
+//go:embed page
+var pageFiles embed.FS
+
+// templates are the pages by the names of their files.
+var templates = func() map[string]*template.Template {
+	all := map[string]*template.Template{}
+	for _, name := range []string{"overview", "runs", "run", "confirm", "problem"} {
+		all[name] = template.Must(template.New(name).Funcs(template.FuncMap{
+			"text": func(s string) string { return visible(s, "\n\t") },
+			"line": func(s string) string { return visible(firstLine(s), "") },
+			"when": clock, "short": short, "mark": mark,
+		}).ParseFS(pageFiles, "page/layout.html", "page/"+name+".html"))
+	}
+	return all
+}()
+
+// pages answers the requests of a Page.
+type pages struct {
+	runner *jobrun.Runner
+	opts   PageOptions
+}
+
+const (
+	pageLimit = 10 * time.Second
+	formLimit = 64 << 10
+)
+
+// shell is what every page is made of.
+type shell struct {
+	words
+	Title, Site, Actor string
+	Zone               string
+	Today              jobrun.Date
+	Refresh            int // seconds until the page is read again; 0: never
+	Done               string
+	Body               any
+}
+
+// CanAct reports whether the person may change something.
+func (s shell) CanAct() bool { return s.Actor != "" }
+
+func (p *pages) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	h := w.Header()
+	h.Set("Content-Security-Policy", "default-src 'none'; style-src 'self'; script-src 'self'; img-src 'self'; connect-src 'self'; form-action 'self'; frame-ancestors 'none'; base-uri 'none'")
+	h.Set("X-Content-Type-Options", "nosniff")
+	h.Set("Referrer-Policy", "same-origin")
+	h.Set("Vary", "Accept-Language")
+	name := r.URL.Path[strings.LastIndexByte(r.URL.Path, '/')+1:]
+	if uri, _, _ := strings.Cut(r.RequestURI, "?"); r.URL.Path == "" && !strings.HasSuffix(uri, "/") {
+		// All of it was stripped; the page's links are relative to a directory.
+		http.Redirect(w, r, uri[strings.LastIndexByte(uri, '/')+1:]+"/", http.StatusPermanentRedirect)
+		return
+	}
+	method, answer := http.MethodGet, map[string]func(context.Context, *shell, http.ResponseWriter, *http.Request) error{
+		"": p.overview, "runs": p.runs, "run": p.run, "confirm": p.confirm, "act": p.act,
+	}[name]
+	if name == "act" {
+		method = http.MethodPost
+	}
+	switch {
+	case name == "style.css" || name == "app.js" || name == "icon.svg":
+		h.Set("Cache-Control", "max-age=300")
+		http.ServeFileFS(w, r, pageFiles, "page/"+name)
+		return
+	case answer == nil:
+		http.NotFound(w, r)
+		return
+	case r.Method != method && (method != http.MethodGet || r.Method != http.MethodHead):
+		h.Set("Allow", method)
+		http.Error(w, method+" only", http.StatusMethodNotAllowed)
+		return
+	}
+	h.Set("Cache-Control", "no-store")
+	ctx, cancel := context.WithTimeout(r.Context(), pageLimit)
+	defer cancel()
+	s := &shell{words: language(r.Header.Get("Accept-Language")), Site: p.opts.Title, Today: p.runner.Today(), Zone: p.runner.Zone().String()}
+	var refused error
+	if p.opts.Authorize != nil {
+		if s.Actor, refused = p.opts.Authorize(r); refused != nil {
+			s.Actor = ""
+		}
+	}
+	if method == http.MethodPost && !s.CanAct() {
+		p.tell(s, w, http.StatusForbidden, s.T("may not act"), "")
+		return
+	}
+	if err := answer(ctx, s, w, r); err != nil {
+		p.fail(s, w, r, err)
+	}
+}
+
+// render writes a page. Nothing is written before all of it is made.
+func (p *pages) render(w http.ResponseWriter, code int, name string, s *shell) error {
+	var b bytes.Buffer
+	if err := templates[name].ExecuteTemplate(&b, "layout", s); err != nil {
+		return err
+	}
+	w.Header().Set("Content-Type", "text/html; charset=utf-8")
+	w.WriteHeader(code)
+	_, _ = w.Write(b.Bytes()) // the client may be gone
+	return nil
+}
+
+// tell shows a page of one message.
+func (p *pages) tell(s *shell, w http.ResponseWriter, code int, title, text string) {
+	s.Title, s.Body = title, text
+	if err := p.render(w, code, "problem", s); err != nil {
+		http.Error(w, title, code)
+	}
+}
+
+// fail shows an error. Only what was refused says why: other texts may name hosts,
+// users and data, and are in the log.
+func (p *pages) fail(s *shell, w http.ResponseWriter, r *http.Request, err error) {
+	invalid := (*jobrun.InvalidError)(nil)
+	bad := (*usageError)(nil)
+	switch {
+	case errors.As(err, &invalid):
+		p.tell(s, w, http.StatusBadRequest, s.T("not understood"), invalid.Error())
+	case errors.As(err, &bad):
+		p.tell(s, w, http.StatusBadRequest, s.T("not understood"), bad.what)
+	case errors.Is(err, jobrun.ErrNotFound):
+		p.tell(s, w, http.StatusNotFound, s.T("no such run"), "")
+	default:
+		p.opts.Logger.ErrorContext(r.Context(), "admin page", "page", path.Base(r.URL.Path), "err", err)
+		p.tell(s, w, http.StatusServiceUnavailable, s.T("no answer"), s.T("see the log"))
+	}
+}
+
+// jobs are those whose missed dates are judged.
+func (p *pages) jobs() []jobrun.Job {
+	if len(p.opts.Jobs) > 0 {
+		return p.opts.Jobs
+	}
+	return p.runner.Scheduled()
+}
+
+// badge is a state as a page shows it: by a sign and a word, and by a colour.
+type badge struct{ Sign, Class, Word string }
+
+// mark is the badge of a state or of what is wrong with a run.
+func mark(state any) badge {
+	word := fmt.Sprint(state)
+	switch word {
+	case string(jobrun.Succeeded):
+		return badge{"✓", "good", word}
+	case string(jobrun.Failed):
+		return badge{"✕", "bad", word}
+	case string(jobrun.Running):
+		return badge{"▶", "busy", word}
+	case string(jobrun.Skipped):
+		return badge{"–", "none", word}
+	case string(jobrun.ProblemStale):
+		return badge{"!", "bad", word}
+	case string(jobrun.ProblemMissed):
+		return badge{"○", "bad", word}
+	case string(jobrun.ProblemRetrying):
+		return badge{"↻", "wait", word}
+	case string(jobrun.ProblemApproved):
+		return badge{"↻", "wait", word}
+	}
+	return badge{"?", "wait", visible(word, "")}
+}

@@ -1,0 +1,484 @@
+package ops
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"net/http"
+	"net/url"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/seed-ccb5b62c/jobrun"
+)
+
+// The calendar shows so many days and jobs at a time.
+const (
+	calendarDays = 31
+	calendarJobs = 50
+	runsPage     = 50
+)
+
+// overview is what needs a person, and the calendar.
+type overview struct {
+	Problems       []problemLine
+	NotTold        bool // of some jobs, whose rules fail
+	Days           []dayHead
+	Jobs           []jobLine
+	Before, After  string // links to other days and jobs; "": none
+	MoreJobs, Back string
+}
+
+type problemLine struct {
+	jobrun.Problem
+	Link, Note string
+}
+
+type dayHead struct {
+	Date    jobrun.Date
+	Weekend bool
+	Month   string // of the first day of each
+}
+
+type jobLine struct {
+	Name, Link string
+	Cells      []cell
+}
+
+// cell is a job's runs on a day.
+type cell struct {
+	badge
+	Link  string
+	Count int // of a job that runs several times a day
+	Date  jobrun.Date
+}
+
+func (p *pages) overview(ctx context.Context, s *shell, w http.ResponseWriter, r *http.Request) error {
+	query := r.URL.Query()
+	to := s.Today
+	if text := query.Get("to"); text != "" {
+		var err error
+		if to, err = jobrun.ParseDate(text); err != nil {
+			return usage("to: %v", err)
+		}
+	}
+	from := to.AddDays(1 - calendarDays)
+	if !from.IsValid() {
+		return usage("to is %s: too early", to)
+	}
+	o := overview{Before: "?to=" + from.AddDays(-1).String()}
+	if to.Compare(s.Today) < 0 {
+		o.After = "?to=" + to.AddDays(calendarDays).String()
+	}
+	problems, err := p.runner.Attention(ctx, p.opts.Attention, p.opts.Jobs...)
+	if err != nil {
+		if _, answers := p.runner.List(ctx, jobrun.Filter{Limit: 1}); answers != nil {
+			return err
+		}
+		o.NotTold = true // a job's Date or Calendar fails
+		p.opts.Logger.ErrorContext(ctx, "admin page: missed dates of a job", "err", err)
+	}
+	wrong := map[string]jobrun.ProblemKind{}
+	for _, problem := range problems {
+		wrong[problem.Key] = problem.Kind
+		note := note(problem.Record)
+		if note == "" {
+			note = s.T(string(problem.Kind))
+		}
+		o.Problems = append(o.Problems, problemLine{problem, runLink(problem.Key), note})
+		s.Refresh = 30
+	}
+	names, err := p.runner.Jobs(ctx)
+	if err != nil {
+		return err
+	}
+	for _, job := range p.jobs() {
+		names = append(names, job.Name)
+	}
+	slices.Sort(names)
+	names = slices.Compact(names)
+	first, _ := slices.BinarySearch(names, query.Get("job"))
+	if first > 0 {
+		o.Back = "?to=" + to.String() + "&job=" + url.QueryEscape(names[max(0, first-calendarJobs)])
+	}
+	if names = names[first:]; len(names) > calendarJobs {
+		o.MoreJobs = "?to=" + to.String() + "&job=" + url.QueryEscape(names[calendarJobs])
+		names = names[:calendarJobs]
+	}
+	days, err := p.runner.Days(ctx, from, to, names...)
+	if err != nil {
+		return err
+	}
+	type place struct {
+		job  string
+		date jobrun.Date
+	}
+	there := map[place]jobrun.Day{}
+	for _, d := range days {
+		there[place{d.Job, d.Date}] = d
+	}
+	for d := from; d.Compare(to) <= 0; d = d.AddDays(1) {
+		head := dayHead{Date: d, Weekend: d.Weekday() == time.Saturday || d.Weekday() == time.Sunday}
+		if d == from || d.Day == 1 {
+			head.Month = fmt.Sprintf("%d-%02d", d.Year, int(d.Month))
+		}
+		o.Days = append(o.Days, head)
+	}
+	for _, name := range names {
+		line := jobLine{Name: name, Link: "runs?job=" + url.QueryEscape(name)}
+		for _, head := range o.Days {
+			key := jobrun.Job{Name: name}.Key(head.Date)
+			c := cellOf(there[place{name, head.Date}], wrong[key])
+			c.Date = head.Date
+			switch {
+			case c.Count > 1:
+				c.Link = fmt.Sprintf("runs?job=%s&from=%s&to=%s", url.QueryEscape(name), head.Date, head.Date)
+			case c.Sign != "":
+				c.Link = runLink(key)
+			}
+			if c.Class == "busy" {
+				s.Refresh = 5
+			}
+			line.Cells = append(line.Cells, c)
+		}
+		o.Jobs = append(o.Jobs, line)
+	}
+	s.Title, s.Body = s.T("overview"), o
+	return p.render(w, http.StatusOK, "overview", s)
+}
+
+// cellOf is the worst of the runs of a day, or what is wrong with it.
+func cellOf(d jobrun.Day, wrong jobrun.ProblemKind) (c cell) {
+	for _, n := range d.Runs {
+		c.Count += n
+	}
+	if wrong != "" && c.Count <= 1 {
+		c.badge = mark(wrong)
+		return c
+	}
+	for _, status := range []jobrun.Status{jobrun.Failed, jobrun.Running, jobrun.Succeeded, jobrun.Skipped} {
+		if d.Runs[status] > 0 {
+			c.badge = mark(status)
+			return c
+		}
+	}
+	if c.Count > 0 {
+		c.badge = mark("UNKNOWN")
+	}
+	return c
+}
+
+func runLink(key string) string { return "run?key=" + url.QueryEscape(key) }
+
+// runList is a page of runs.
+type runList struct {
+	Job, From, To string
+	Status        []statusChoice
+	Runs          []runLine
+	Next, First   string // links
+}
+
+type statusChoice struct {
+	jobrun.Status
+	Chosen bool
+}
+
+type runLine struct {
+	jobrun.Record
+	Link, Took, Items, Note string
+}
+
+func (p *pages) runs(ctx context.Context, s *shell, w http.ResponseWriter, r *http.Request) error {
+	query := r.URL.Query()
+	f := jobrun.Filter{Job: strings.TrimSpace(query.Get("job")), After: query.Get("after"), Limit: runsPage}
+	var err error
+	if f.From, f.To, err = dates(query.Get("from"), query.Get("to")); err != nil {
+		return err
+	}
+	l := runList{Job: f.Job, From: query.Get("from"), To: query.Get("to")}
+	for _, status := range []jobrun.Status{jobrun.Running, jobrun.Succeeded, jobrun.Failed, jobrun.Skipped} {
+		chosen := slices.Contains(query["status"], string(status))
+		if l.Status = append(l.Status, statusChoice{status, chosen}); chosen {
+			f.Status = append(f.Status, status)
+		}
+	}
+	runs, err := p.runner.List(ctx, f)
+	if err != nil {
+		return err
+	}
+	for _, rec := range runs {
+		l.Runs = append(l.Runs, runLine{rec, runLink(rec.Key), took(rec), items(rec.ItemsProcessed, rec.ItemsFailed), note(rec)})
+		if rec.Status == jobrun.Running {
+			s.Refresh = 5
+		}
+	}
+	if query.Has("after") {
+		query.Del("after")
+		l.First = "?" + query.Encode()
+	}
+	if len(runs) == runsPage {
+		query.Set("after", runs[len(runs)-1].Key)
+		l.Next = "?" + query.Encode()
+	}
+	s.Title, s.Body = s.T("runs"), l
+	return p.render(w, http.StatusOK, "runs", s)
+}
+
+// oneRun is a run with all that is known of it.
+type oneRun struct {
+	jobrun.Record
+	Facts       [][2]string
+	Stale       bool
+	Elapsed     time.Duration // of a RUNNING one
+	Typical     time.Duration
+	Done        int64 // items in the ledger
+	ItemsFailed int64
+	FailedItems []jobrun.FailedItem
+	History     []historyLine
+	Actions     []actionLink
+}
+
+type historyLine struct {
+	At                   time.Time
+	What, Who, Note, Why string
+	badge
+	Person bool
+}
+
+type actionLink struct{ Do, Link string }
+
+func (p *pages) run(ctx context.Context, s *shell, w http.ResponseWriter, r *http.Request) error {
+	key := r.URL.Query().Get("key")
+	rec, stale, err := look(ctx, p.runner, key)
+	if errors.Is(err, jobrun.ErrNotFound) {
+		rec, err = jobrun.Record{Key: key}, nil
+	}
+	if err != nil {
+		return err
+	}
+	one := oneRun{Record: rec, Stale: stale != nil}
+	history, err := p.runner.History(ctx, key)
+	if err != nil && !errors.Is(err, jobrun.ErrNotFound) {
+		return err
+	}
+	if rec.Status == "" && len(history) == 0 && !p.due(ctx, key) {
+		return jobrun.ErrNotFound
+	}
+	if rec.Status != "" {
+		one.Facts = s.facts(rec, stale)
+		if one.Done, one.ItemsFailed, err = p.runner.CountItems(ctx, key); err == nil && one.ItemsFailed > 0 {
+			one.FailedItems, err = p.runner.FailedItems(ctx, key, "", 20)
+		}
+		if err != nil {
+			return err
+		}
+	}
+	for _, h := range slices.Backward(history) {
+		one.History = append(one.History, s.historyLine(h))
+	}
+	if rec.Status == jobrun.Running {
+		s.Refresh = 5
+		if one.Elapsed = time.Since(rec.StartedAt); stale != nil {
+			one.Typical = stale.Typical
+		}
+	}
+	if !rec.ApprovedAt.IsZero() {
+		s.Refresh = 5
+	}
+	for _, do := range p.possible(rec) {
+		one.Actions = append(one.Actions, actionLink{do, "confirm?do=" + do + "&key=" + url.QueryEscape(key)})
+	}
+	s.Title, s.Body = key, one
+	if done := r.URL.Query().Get("done"); slices.Contains(acts, done) {
+		s.Done = s.T("done " + done)
+	}
+	return p.render(w, http.StatusOK, "run", s)
+}
+
+// due reports whether a key without a run is one that a person may skip: that of a
+// date that a known job misses.
+func (p *pages) due(ctx context.Context, key string) bool {
+	name, label, _ := strings.Cut(key, ":")
+	date, err := jobrun.ParseDate(label)
+	if err != nil {
+		return false
+	}
+	for _, job := range p.jobs() {
+		if job.Name == name && job.Every == 0 {
+			missed, _ := p.runner.Missed(ctx, job, date, date)
+			return len(missed) == 1
+		}
+	}
+	return false
+}
+
+// acts are the actions of people.
+var acts = []string{"mark-failed", "rerun", "skip"}
+
+// possible are the actions that the state of a run allows.
+func (p *pages) possible(rec jobrun.Record) []string {
+	switch {
+	case !rec.PrunedAt.IsZero() || !rec.ApprovedAt.IsZero():
+		return nil
+	case rec.Status == "":
+		return []string{"skip"}
+	case rec.Status == jobrun.Running:
+		return []string{"mark-failed"}
+	case rec.Status == jobrun.Failed && rec.Job != "":
+		return []string{"rerun", "skip"}
+	case rec.Status == jobrun.Failed:
+		return []string{"skip"}
+	case (rec.Status == jobrun.Skipped || rec.Status == jobrun.Succeeded) && rec.Job != "":
+		return []string{"rerun"}
+	}
+	return nil
+}
+
+// facts are the lines of describe, with names in the reader's language.
+func (w words) facts(rec jobrun.Record, stale *jobrun.StaleRun) [][2]string {
+	lines := describe(rec, stale)
+	for i := range lines {
+		name := w.T(lines[i][0])
+		lines[i][0] = strings.ToUpper(name[:1]) + name[1:] // of other letters than English ones, itself
+	}
+	return lines[2:] // key and status are the page's head
+}
+
+func (w words) historyLine(h jobrun.HistoryEntry) historyLine {
+	if a := h.Action; a != nil {
+		l := historyLine{At: h.At, Person: true, What: w.T(h.Kind), Who: a.By + " (" + w.T("role") + " " + h.DBUser + ")", Why: a.Reason}
+		if a.Force {
+			l.What += ", Force"
+		}
+		if a.ResetItems {
+			l.What += ", " + w.T("items reset")
+		}
+		if l.Note = w.T("was") + " " + string(h.Previous); h.Previous == "" {
+			l.Note = w.T("there was no run")
+		}
+		return l
+	}
+	l := historyLine{At: h.At, What: w.T("attempt") + " " + strconv.Itoa(h.Attempt), Who: h.WorkerID, Why: h.Error, badge: mark(h.Outcome), Note: string(h.Trigger)}
+	if h.Trigger == "" {
+		l.Note = w.T("another program")
+	}
+	if !h.FinishedAt.IsZero() {
+		l.Note += ", " + short(h.FinishedAt.Sub(h.At))
+	}
+	if h.ItemsProcessed > 0 || h.ItemsFailed > 0 {
+		l.Note += ", " + w.T("items") + " " + items(h.ItemsProcessed, h.ItemsFailed)
+	}
+	return l
+}
+
+// seen is what a person was shown of a run, as the form sends it back.
+type seen struct{ Attempt, Status, Worker, Started, Finished string }
+
+func seenOf(rec jobrun.Record) seen {
+	at := func(t time.Time) string {
+		if t.IsZero() {
+			return ""
+		}
+		return t.UTC().Format(time.RFC3339Nano)
+	}
+	return seen{strconv.Itoa(rec.Attempt), string(rec.Status), rec.WorkerID, at(rec.StartedAt), at(rec.FinishedAt)}
+}
+
+// confirmation is an action before it is taken, and after it was refused.
+type confirmation struct {
+	jobrun.Record
+	Do, Reason   string
+	Force, Reset bool
+	Facts        [][2]string
+	Seen         seen
+	Alive        bool // RUNNING, with heartbeats
+	Conflict     string
+	Missing      bool // of the reason
+}
+
+func (p *pages) confirm(ctx context.Context, s *shell, w http.ResponseWriter, r *http.Request) error {
+	if !s.CanAct() {
+		p.tell(s, w, http.StatusForbidden, s.T("may not act"), "")
+		return nil
+	}
+	query := r.URL.Query()
+	return p.question(ctx, s, w, http.StatusOK, confirmation{Do: query.Get("do"), Record: jobrun.Record{Key: query.Get("key")}})
+}
+
+// question shows what there is now, what is about to happen, and the form.
+func (p *pages) question(ctx context.Context, s *shell, w http.ResponseWriter, code int, c confirmation) error {
+	if !slices.Contains(acts, c.Do) {
+		return usage("do is %q, allowed: %q", c.Do, acts)
+	}
+	rec, stale, err := look(ctx, p.runner, c.Key)
+	if errors.Is(err, jobrun.ErrNotFound) && c.Do == "skip" {
+		rec, err = jobrun.Record{Key: c.Key}, nil
+	}
+	if err != nil {
+		return err
+	}
+	if c.Record = rec; rec.Status != "" {
+		c.Facts = s.facts(rec, stale)
+	}
+	if !slices.Contains(p.possible(rec), c.Do) && c.Conflict == "" {
+		c.Conflict = s.T("not possible")
+	}
+	c.Seen = seenOf(rec)
+	c.Alive = rec.Status == jobrun.Running && (stale == nil || stale.Alive) && !rec.HeartbeatAt.IsZero()
+	s.Title, s.Body = s.T(c.Do)+": "+c.Key, c
+	return p.render(w, code, "confirm", s)
+}
+
+// act takes an action on what the person was shown, or shows what is there instead.
+func (p *pages) act(ctx context.Context, s *shell, w http.ResponseWriter, r *http.Request) error {
+	r.Body = http.MaxBytesReader(w, r.Body, formLimit)
+	if err := r.ParseForm(); err != nil {
+		return usage("the form cannot be read")
+	}
+	form := r.PostForm
+	c := confirmation{
+		Record: jobrun.Record{Key: form.Get("key")}, Do: form.Get("do"), Reason: strings.ReplaceAll(form.Get("reason"), "\r\n", "\n"),
+		Force: form.Has("force"), Reset: form.Has("reset"),
+	}
+	shown := seen{form.Get("attempt"), form.Get("status"), form.Get("worker"), form.Get("started"), form.Get("finished")}
+	if strings.TrimSpace(c.Reason) == "" {
+		c.Missing = true
+		return p.question(ctx, s, w, http.StatusUnprocessableEntity, c)
+	}
+	rec, err := p.runner.Get(ctx, c.Key)
+	if errors.Is(err, jobrun.ErrNotFound) {
+		rec, err = jobrun.Record{Key: c.Key}, nil
+	}
+	if err != nil {
+		return err
+	}
+	if seenOf(rec) != shown {
+		c.Conflict = s.T("somebody was first")
+		return p.question(ctx, s, w, http.StatusConflict, c)
+	}
+	a := jobrun.Action{By: s.Actor, Reason: c.Reason, Force: c.Force, ResetItems: c.Reset && c.Do == "rerun"}
+	switch c.Do {
+	case "mark-failed":
+		_, err = p.runner.MarkFailed(ctx, rec, a)
+	case "rerun":
+		_, err = p.runner.ApproveRerun(ctx, rec, a)
+	case "skip":
+		_, err = p.runner.SkipSeen(ctx, rec, a)
+	default:
+		return usage("do is %q, allowed: %q", c.Do, acts)
+	}
+	switch {
+	case errors.Is(err, jobrun.ErrAlive):
+		c.Conflict = s.T("alive")
+	case errors.Is(err, jobrun.ErrConflict): // its text is the library's own
+		c.Conflict = s.T("refused") + " " + err.Error()
+	case err != nil:
+		return err
+	default:
+		http.Redirect(w, r, runLink(c.Key)+"&done="+c.Do, http.StatusSeeOther)
+		return nil
+	}
+	return p.question(ctx, s, w, http.StatusConflict, c)
+}
