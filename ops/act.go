@@ -50,8 +50,12 @@ func (c *command) checkAct(fs *flag.FlagSet) error {
 	set := map[string]bool{}
 	fs.Visit(func(f *flag.Flag) { set[f.Name] = true })
 	switch {
-	case strings.TrimSpace(c.reason) == "":
-		return usage("%s needs --reason: it is stored with the change", fs.Name())
+	case strings.Trim(c.reason, " .") == "":
+		return usage("%s needs --reason, in words: it is stored with the change", fs.Name())
+	case set["by"] && strings.TrimSpace(c.by) == "":
+		return usage("--by is empty, wanted: the name of the person who decides")
+	case c.status != "" && !slices.Contains([]string{"RUNNING", "SUCCEEDED", "FAILED", "SKIPPED"}, strings.ToUpper(c.status)):
+		return usage("--status is %q, allowed: RUNNING, SUCCEEDED, FAILED, SKIPPED", c.status)
 	case strings.TrimSpace(c.by) == "":
 		return usage("%s needs --by: this system does not say who is logged in", fs.Name())
 	case set["attempt"] && c.attempt < 0:
@@ -122,7 +126,7 @@ func (c *command) ask(ctx context.Context, what string) error {
 
 // says is what is about to be stored.
 func (c *command) says() string {
-	return fmt.Sprintf("by %s, reason: %s", visible(c.by, ""), visible(c.reason, ""))
+	return fmt.Sprintf("\nBy %s, reason: %s", visible(c.by, ""), visible(c.reason, ""))
 }
 
 func (c *command) action() jobrun.Action {
@@ -135,9 +139,12 @@ func (c *command) markFailed(ctx context.Context, r *jobrun.Runner) (int, error)
 	if err != nil {
 		return 0, err
 	}
-	what := "This ends the attempt: the run is FAILED, and nothing follows by itself, " + c.says() + "."
+	what := "This ends the attempt: the run is FAILED, and nothing follows by itself." + c.says()
 	if c.force {
 		what = "FORCE: this ends the attempt even if it lives; its function may go on until it looks at its context.\n" + what
+	}
+	if alive(rec, stale) && !c.force {
+		return 0, fmt.Errorf("%s: %w: last heartbeat %s; if it must stop all the same: --force", rec.Key, jobrun.ErrAlive, instant(rec.HeartbeatAt))
 	}
 	if err := c.confirm(ctx, rec, stale, what, jobrun.Running); err != nil {
 		return 0, err
@@ -155,10 +162,10 @@ func (c *command) markFailed(ctx context.Context, r *jobrun.Runner) (int, error)
 // skip records that a run is not to happen.
 func (c *command) skip(ctx context.Context, r *jobrun.Runner) (int, error) {
 	rec, stale, err := look(ctx, r, c.args[0])
-	what := "This makes the run SKIPPED: no retry follows, " + c.says() + "."
+	what := "This makes the run SKIPPED: no retry follows." + c.says()
 	if errors.Is(err, jobrun.ErrNotFound) {
-		rec, err = jobrun.Record{Key: c.args[0]}, nil
-		what = "This records the run as SKIPPED: no trigger executes it any more, " + c.says() + "."
+		rec, err = jobrun.Record{Key: c.args[0]}, c.tellUnknown(ctx, r, c.args[0])
+		what = "This records the run as SKIPPED: no trigger executes it any more." + c.says()
 	}
 	if err == nil {
 		err = c.confirm(ctx, rec, stale, what, jobrun.Failed, "")
@@ -173,15 +180,32 @@ func (c *command) skip(ctx context.Context, r *jobrun.Runner) (int, error) {
 	return c.acted(after, "is SKIPPED")
 }
 
+// tellUnknown warns of a key whose job nobody has ever run: its row stays for ever.
+func (c *command) tellUnknown(ctx context.Context, r *jobrun.Runner, key string) error {
+	name, _, _ := strings.Cut(key, ":")
+	names, err := r.Jobs(ctx)
+	for _, job := range c.judged(r) {
+		names = append(names, job.Name)
+	}
+	if err == nil && !slices.Contains(names, name) {
+		fmt.Fprintf(c.err, "Note: no run of a job %q was ever seen.\n", visible(name, ""))
+	}
+	return err
+}
+
 // rerun approves one more execution.
 func (c *command) rerun(ctx context.Context, r *jobrun.Runner) (int, error) {
 	rec, stale, err := look(ctx, r, c.args[0])
 	if err != nil {
 		return 0, err
 	}
-	what := "This approves one more execution on the same key; items that are done stay done, " + c.says() + "."
+	gives := ""
+	if !rec.NextAttemptAt.IsZero() {
+		gives = " It takes the place of all attempts that are left: if it fails, it is not retried."
+	}
+	what := "This approves one more execution on the same key; items that are done stay done." + gives + c.says()
 	if c.reset {
-		what = "RESET ITEMS: every item takes effect once more, those that are done too.\nThis approves one more execution on the same key, " + c.says() + "."
+		what = "RESET ITEMS: every item takes effect once more, those that are done too.\nThis approves one more execution on the same key." + gives + c.says()
 	}
 	if c.force && rec.Status == jobrun.Succeeded {
 		what = "FORCE: the run SUCCEEDED. What it does outside the ledger of items happens twice unless it was undone.\n" + what
@@ -210,6 +234,11 @@ func (c *command) acted(after jobrun.Record, what string) (int, error) {
 		return ExitFine, c.print(view{Run: after})
 	}
 	fmt.Fprintf(c.out, "%s %s.\n", visible(after.Key, ""), what)
+	if after.Status == jobrun.Failed && after.ApprovedAt.IsZero() {
+		for _, line := range c.advice(after, nil) {
+			fmt.Fprintln(c.out, line)
+		}
+	}
 	return ExitFine, nil
 }
 
@@ -253,7 +282,7 @@ func (c *command) await(ctx context.Context, r *jobrun.Runner, approved jobrun.R
 		}
 		select {
 		case <-ctx.Done():
-			return 0, fmt.Errorf("%s: %w; the approval stands: the run is executed, or is being executed, without this command", approved.Key, context.Cause(ctx))
+			return 0, fmt.Errorf("%s: %w; the approval stands: a RetryDue of an instance that knows the job executes it, with or without this command", approved.Key, context.Cause(ctx))
 		case <-tick.C:
 		}
 	}
@@ -262,7 +291,7 @@ func (c *command) await(ctx context.Context, r *jobrun.Runner, approved jobrun.R
 // verify judges the tables.
 func (c *command) verify(ctx context.Context, r *jobrun.Runner) (int, error) {
 	if err := r.Verify(ctx); err != nil {
-		return 0, err
+		return 0, fmt.Errorf("%w\n(judged for the role of a service that runs jobs; a role that only acts or looks needs less)", err)
 	}
 	return c.done("The tables are as jobrun needs them.")
 }

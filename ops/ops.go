@@ -109,6 +109,7 @@ var errNotConfirmed = errors.New("not confirmed, nothing was changed")
 // verb is one of the commands.
 type verb struct {
 	name, args string // args as the help shows them; "": none
+	needs      string // flags that are required
 	about      string
 	examples   []string
 	talk       bool // what the library logs at INFO is part of the answer
@@ -128,7 +129,7 @@ func verbs() []verb {
 			examples: []string{"stale"}, do: (*command).stale,
 		},
 		{
-			name: "missed", about: "due dates without a run; needs the jobs, so only a service's own command has it",
+			name: "missed", about: "due dates without a run, by the rules of the service's jobs",
 			examples: []string{"missed --from 2026-09-01 --to 2026-09-30", "missed --job daily-settlement"}, flags: (*command).missedFlags, do: (*command).missed,
 		},
 		{
@@ -144,24 +145,27 @@ func verbs() []verb {
 			examples: []string{"history daily-settlement:2026-09-15"}, do: (*command).history,
 		},
 		{
-			name: "mark-failed", args: "KEY", about: "end a RUNNING run that is dead",
+			name: "mark-failed", args: "KEY", needs: "--reason TEXT", about: "end a RUNNING run that is dead",
 			examples: []string{
 				`mark-failed daily-settlement:2026-09-15 --reason "pod evicted at 01:03, no session left"`,
 				`mark-failed daily-settlement:2026-09-15 --reason "pod evicted" --yes --attempt 2`,
 			}, flags: (*command).actFlags, do: (*command).markFailed,
 		},
 		{
-			name: "rerun", args: "KEY", about: "approve one more execution on the same key",
-			examples: []string{`rerun daily-settlement:2026-09-15 --reason "rates loaded" --wait`}, flags: (*command).rerunFlags, do: (*command).rerun,
+			name: "rerun", args: "KEY", needs: "--reason TEXT", about: "approve one more execution on the same key",
+			examples: []string{
+				`rerun daily-settlement:2026-09-15 --reason "rates loaded" --wait`,
+				`rerun daily-settlement:2026-09-15 --reason "rates loaded" --yes --attempt 1`,
+			}, flags: (*command).rerunFlags, do: (*command).rerun,
 		},
 		{
-			name: "skip", args: "KEY", about: "record that a run is not to happen: there is none yet, or it FAILED",
+			name: "skip", args: "KEY", needs: "--reason TEXT", about: "record that a run is not to happen: there is none yet, or it FAILED",
 			examples: []string{`skip daily-settlement:2026-09-24 --reason "no trading"`}, flags: (*command).actFlags, do: (*command).skip,
 		},
 		{name: "verify", about: "judge the tables, the privileges and the clock", talk: true, examples: []string{"verify"}, do: (*command).verify},
 		{name: "migrate", about: "create or complete the tables", talk: true, examples: []string{"migrate"}, do: (*command).migrate},
 		{
-			name: "prune", about: "remove the attempts and items of runs that are over; the dated runs stay and can never run again",
+			name: "prune", needs: "--before DATE", about: "remove the attempts and items of runs that are over; the dated runs stay and can never run again",
 			examples: []string{"prune --before 2025-01-01"}, flags: (*command).pruneFlags, do: (*command).prune,
 		},
 		{
@@ -178,7 +182,7 @@ func (c *command) main(ctx context.Context, args []string) int {
 		c.help()
 		return ExitFine
 	} else if err != nil {
-		return c.fail(&usageError{err.Error()})
+		return c.fail(&usageError{misused(err)})
 	}
 	if global.NArg() == 0 {
 		c.help()
@@ -186,6 +190,9 @@ func (c *command) main(ctx context.Context, args []string) int {
 	}
 	name, args := global.Arg(0), global.Args()[1:]
 	all := verbs()
+	if name == "help" && len(args) == 1 {
+		name, args = args[0], []string{"--help"}
+	}
 	i := slices.IndexFunc(all, func(v verb) bool { return v.name == name })
 	if i < 0 {
 		if name == "help" {
@@ -206,7 +213,7 @@ func (c *command) main(ctx context.Context, args []string) int {
 		c.helpOf(v, fs)
 		return ExitFine
 	case err != nil:
-		return c.fail(usage("%s: %v", v.name, err))
+		return c.fail(usage("%s: %s", v.name, misused(err)))
 	case len(rest) < len(wanted):
 		return c.fail(usage("%s needs %s", v.name, v.args))
 	case len(rest) > len(wanted):
@@ -275,7 +282,15 @@ func interleaved(fs *flag.FlagSet, args []string) (rest []string, err error) {
 // fail prints an error and returns its exit code. Further lines of its text, which
 // may be another program's, are indented: they cannot pass for lines of the command.
 func (c *command) fail(err error) int {
-	text := strings.ReplaceAll(visible(strings.ReplaceAll(err.Error(), "\t", " "), "\n"), "\n", "\n    ")
+	text := flagNames.Replace(err.Error())
+	switch {
+	case errors.Is(err, jobrun.ErrNotFound):
+		text += "; a key is a job's name, a colon, and a date or a slot: \"" + c.name + " list\" has them"
+	case errors.Is(err, context.DeadlineExceeded):
+		text += " (the database did not answer in time)"
+	}
+	text = strings.ReplaceAll(text, "run Migrate)", "run \""+c.name+" migrate\")")
+	text = strings.ReplaceAll(visible(strings.ReplaceAll(text, "\t", " "), "\n"), "\n", "\n    ")
 	fmt.Fprintf(c.err, "%s: %s\n", c.name, text)
 	code := ExitError
 	switch {
@@ -291,6 +306,25 @@ func (c *command) fail(err error) int {
 		}{err.Error(), code})
 	}
 	return code
+}
+
+// flagNames are the words of the library's errors that the command has flags for.
+var flagNames = strings.NewReplacer(
+	"jobrun: Filter.Limit", "--limit", "jobrun: Filter.Job", "--job", "jobrun: Filter.After", "--after", "jobrun: Filter.Status", "--status",
+	"jobrun: AttentionOptions.DueBy", "--due-by", "jobrun: Action.By", "--by", "jobrun: Action.Reason", "--reason", "jobrun: Options.Schema", "--schema",
+	"jobrun: zone is \"time.Local\"", "--zone is \"Local\"", "only Force runs it again", "only --force runs it again",
+	"jobrun: before is", "--before is", "1 to 1000, or 0 for 100", "1 to 1000",
+)
+
+// misused is what is wrong with a flag, with what is wanted.
+func misused(err error) string {
+	text := strings.NewReplacer("not defined: -", "not defined: --", "flag -", "flag --", "argument: -", "argument: --").Replace(err.Error())
+	for flag, want := range map[string]string{"since": "a duration such as 24h", "timeout": "a duration such as 30m", "attempt": "a number", "limit": "a number", "processes": "a number"} {
+		if before, found := strings.CutSuffix(text, "flag --"+flag+": parse error"); found {
+			return before + "flag --" + flag + ", wanted: " + want
+		}
+	}
+	return text
 }
 
 // help prints what there is.
@@ -315,7 +349,7 @@ Exit codes:
 
 // helpOf prints what there is to know about one command.
 func (c *command) helpOf(v verb, fs *flag.FlagSet) {
-	fmt.Fprintf(c.out, "Usage: %s\n\n%s%s.\n\nFlags:\n", strings.TrimSpace(c.name+" "+v.name+" "+v.args+" [--flag value ...]"), strings.ToUpper(v.about[:1]), v.about[1:])
+	fmt.Fprintf(c.out, "Usage: %s\n\n%s%s.\n\nFlags:\n", strings.Join(strings.Fields(c.name+" "+v.name+" "+v.args+" "+v.needs+" [--flag value ...]"), " "), strings.ToUpper(v.about[:1]), v.about[1:])
 	c.flagHelp(fs)
 	fmt.Fprintf(c.out, "\nExamples:\n")
 	for _, e := range v.examples {
@@ -349,7 +383,7 @@ func (c *command) check(name string, fs *flag.FlagSet) error {
 		return c.checkRace()
 	case "missed":
 		if !c.knowsJobs {
-			return usage("missed needs the rules of the jobs, which only the service knows: call this command from the service itself, with ops.Main")
+			return usage("missed needs the rules of the jobs, which only the service knows: its own command has it (ops.Main)")
 		}
 	}
 	return nil

@@ -197,7 +197,7 @@ func dead(t testing.TB, db *pgtest.DB, name string, d jobrun.Date) {
 func TestOperatorsWay(t *testing.T) {
 	t.Parallel()
 	db := pgtest.Empty(t)
-	expect(t, db.URL, ops.ExitError, []string{"run Migrate"}, "list")
+	expect(t, db.URL, ops.ExitError, []string{`run "jobrunctl migrate"`}, "list")
 	expect(t, db.URL, ops.ExitFine, []string{"The tables are complete.", "migration applied"}, "migrate")
 	expect(t, db.URL, ops.ExitFine, []string{"as jobrun needs them", "session_time_zone"}, "verify")
 	expect(t, db.URL, ops.ExitFine, []string{"Nothing needs a person.", "Missed dates are not judged"}, "attention")
@@ -220,13 +220,30 @@ func TestOperatorsWay(t *testing.T) {
 	expect(t, db.URL, ops.ExitConflict, []string{"you saw attempt 2, it is now FAILED at attempt 1"}, "rerun", "payout:2026-09-15", "--reason", "again", "--yes", "--attempt", "2")
 	expect(t, db.URL, ops.ExitFine, []string{"RetryDue"}, "rerun", "payout:2026-09-15", "--reason", "again", "--by", "lee", "--yes", "--attempt", "1")
 	expect(t, db.URL, ops.ExitConflict, []string{"approved since"}, "rerun", "payout:2026-09-15", "--reason", "again", "--yes", "--attempt", "1")
-	expect(t, db.URL, ops.ExitConflict, []string{"only Force"}, "rerun", "reminders:2026-09-15", "--reason", "again", "--yes", "--attempt", "1")
+	expect(t, db.URL, ops.ExitConflict, []string{"only --force"}, "rerun", "reminders:2026-09-15", "--reason", "again", "--yes", "--attempt", "1")
 	expect(t, db.URL, ops.ExitFine, nil, "skip", "settlement:2026-09-15", "--reason", "no trading", "--yes", "--attempt", "1")
 	expect(t, db.URL, ops.ExitFine, []string{"is SKIPPED"}, "skip", "settlement:2026-09-16", "--reason", "no trading", "--yes", "--attempt", "0")
 	expect(t, db.URL, ops.ExitConflict, nil, "skip", "reminders:2026-09-15", "--reason", "no trading", "--yes", "--attempt", "1")
 	expect(t, db.URL, ops.ExitFine, []string{"MARK_FAILED", "kim (role ", "pod evicted", "which was RUNNING", "APPROVE_RERUN", "lee"}, "history", "payout:2026-09-15")
+	s := expect(t, db.URL, ops.ExitFine, []string{"It is tried again by itself", "rerun --reason"}, "show", "inventory:2026-09-15")
 	expect(t, db.URL, ops.ExitFine, []string{"2 runs pruned"}, "prune", "--before", "2026-09-16", "--yes")
 	expect(t, db.URL, ops.ExitFine, []string{"can never run again"}, "show", "reminders:2026-09-15")
+
+	// Neither a run whose history is pruned nor one that was never executed is another program's.
+	for _, c := range []struct{ key, want string }{
+		{"reminders:2026-09-15", "attempt 1, its history was pruned, SUCCEEDED"},
+		{"settlement:2026-09-16", "recorded without an execution, SKIPPED"},
+	} {
+		for _, args := range [][]string{{"history", c.key}, {"history", c.key, "--json"}, {"show", c.key}} {
+			s = expect(t, db.URL, ops.ExitFine, nil, args...)
+			if args[0] == "history" && len(args) == 2 && !strings.Contains(s.out, c.want) || strings.Contains(s.out, "another program") || strings.Contains(s.out, "outside jobrun") {
+				t.Errorf("%q: %s", args, s)
+			}
+		}
+	}
+	expect(t, db.URL, ops.ExitFine, []string{"reason ", "none: it was never executed"}, "show", "settlement:2026-09-16")
+	expect(t, db.URL, ops.ExitFine, []string{`no run of a job "remindres" was ever seen`}, "skip", "remindres:2026-09-16", "--reason", "typo", "--yes", "--attempt", "0")
+	expect(t, db.URL, ops.ExitError, []string{"a key is a job's name, a colon, and a date"}, "show", "settlement")
 }
 
 // Every answer as JSON, and the same facts in it.
@@ -299,7 +316,7 @@ func TestMistakesAreRefusedBeforeAnythingHappens(t *testing.T) {
 		{"show", "show needs KEY"},
 		{"show a:2026-09-15 b:2026-09-15", `unexpected argument "b:2026-09-15"`},
 		{"list --limit 0", "--limit is 0"},
-		{"list --limit 2000", "Filter.Limit is 2000"},
+		{"list --limit 2000", "--limit is 2000, allowed: 1 to 1000"},
 		{"list --from 2026-02-30", "--from"},
 		{"list --colour", "-colour"},
 		{"list --zone=Local", "zone"},
@@ -308,7 +325,7 @@ func TestMistakesAreRefusedBeforeAnythingHappens(t *testing.T) {
 		{"list --database-url=", "no database"},
 		{"list --database-url=postgres://u:hunter2@host:port/db", "--database-url"},
 		{"attention --since -1h", "--since is -1h"},
-		{"attention --due-by 25h", "AttentionOptions.DueBy"},
+		{"attention --due-by 25h", "--due-by is 25h"},
 		{"missed", "ops.Main"},
 		{"attention --due-by 2", "want a time of day such as 02:30"},
 		{"rerun a:2026-09-15", "rerun needs --reason"},
@@ -316,8 +333,12 @@ func TestMistakesAreRefusedBeforeAnythingHappens(t *testing.T) {
 		{"rerun a:2026-09-15 --reason x --yes", "--yes needs --attempt N"},
 		{"rerun a:2026-09-15 --reason x --yes --attempt -1", "--attempt is -1"},
 		{"rerun a:2026-09-15 --reason x --yes --attempt 1 --timeout 5s", "--timeout is for --wait"},
-		{"rerun a:2026-09-15 --by= --reason x --yes --attempt 1", "needs --by"},
-		{"mark-failed a:2026-09-15 --reason x --reset-items", "-reset-items"},
+		{"rerun a:2026-09-15 --by= --reason x --yes --attempt 1", "--by is empty"},
+		{"mark-failed a:2026-09-15 --reason x --reset-items", "--reset-items"},
+		{"rerun a:2026-09-15 --reason ... --yes --attempt 1", "needs --reason, in words"},
+		{"rerun a:2026-09-15 --reason x --yes --attempt one", "--attempt, wanted: a number"},
+		{"rerun a:2026-09-15 --reason x --yes --attempt 1 --status BROKEN", `--status is "BROKEN"`},
+		{"attention --since yesterday", "--since, wanted: a duration such as 24h"},
 		{"prune", "prune needs --before"},
 		{"prune --before yesterday --yes", "--before"},
 		{"prune --before 2026-01-01", "needs --yes"},
@@ -343,6 +364,7 @@ func TestNoPasswordIsEverShown(t *testing.T) {
 		"host=x password = geheim port=abc", `host=x password=geheim\ zwei port=abc`, "host=x password='unterminated geheim", "host=localhost;password=geheim",
 		"host=h user=u PASSWORD=geheim sslmode=x", "postgres://u:geheim@heim:x@h:1x/db", "postgres://u:geheim@127.0.0.1:1/db", "Host=127.0.0.1;Port=1;Password=geheim",
 		"host=127.0.0.1 port=1 dbname=a;password=geheim", "host=127.0.0.1 port=1 user=a;password=geheim", "host=127.0.0.1,b;password=geheim port=1",
+		"postgres://u:ge@heim/geheim@127.0.0.1:1/db", "postgres://u:ge@heim#geheim/x@127.0.0.1:1/db", "postgres://u:geheim@12/geheim@127.0.0.1:1/app",
 		"jdbc:postgresql://127.0.0.1:1/db?user=u&password=geheim", "host=postgres://u:geheim@h/db",
 	} {
 		for _, args := range [][]string{{"list"}, {"list", "--json"}, {"race", "--processes", "2"}} {
@@ -664,9 +686,9 @@ func TestRace(t *testing.T) {
 		}
 		return n
 	}
-	expect(t, db.URL, ops.ExitFine, []string{"8 processes raced for one key: exactly one executed it, 7 were told so."}, "race")
+	expect(t, db.URL, ops.ExitFine, []string{"8 processes raced for one key: exactly one executed it, and 7 were told."}, "race")
 	s := listen(t, embedded(t, db.URL, "race", "--processes", "4"))
-	s.check(t, ops.ExitFine, []string{"4 processes raced", "3 were told so"}, nil)
+	s.check(t, ops.ExitFine, []string{"4 processes raced", "3 were told"}, nil)
 	if n := left(); n != 0 {
 		t.Errorf("%d rows are left", n)
 	}
@@ -678,6 +700,13 @@ func TestRace(t *testing.T) {
 	name, url := db.Role(t, "")
 	execute(t, db, `GRANT USAGE ON SCHEMA public TO `+name+`; GRANT SELECT, INSERT, UPDATE ON ALL TABLES IN SCHEMA public TO `+name)
 	expect(t, url, ops.ExitFine, []string{"exactly one", "is left in the tables", "DELETE"}, "race", "--processes", "2")
+
+	// Who may only look has left nothing there.
+	reader, url := db.Role(t, "")
+	execute(t, db, `GRANT USAGE ON SCHEMA public TO `+reader+`; GRANT SELECT ON ALL TABLES IN SCHEMA public TO `+reader)
+	if s := expect(t, url, ops.ExitError, []string{"permission denied"}, "race", "--processes", "2"); strings.Contains(s.String(), "is left") {
+		t.Error(s)
+	}
 
 	execute(t, db, `ALTER TABLE batch_job_run DROP CONSTRAINT batch_job_run_pkey`)
 	expect(t, db.URL, ops.ExitError, []string{"a process got no decision", "42P10"}, "race")

@@ -80,6 +80,9 @@ func (p *pages) overview(ctx context.Context, s *shell, w http.ResponseWriter, r
 		o.NotTold = true // a job's Date or Calendar fails
 		p.opts.Logger.ErrorContext(ctx, "admin page: missed dates of a job", "err", err)
 	}
+	slices.SortStableFunc(problems, func(a, b jobrun.Problem) int {
+		return slices.Index(severity, a.Kind) - slices.Index(severity, b.Kind)
+	})
 	wrong := map[string]jobrun.ProblemKind{}
 	for _, problem := range problems {
 		wrong[problem.Key] = problem.Kind
@@ -276,7 +279,7 @@ func (p *pages) run(ctx context.Context, s *shell, w http.ResponseWriter, r *htt
 		}
 	}
 	for _, h := range slices.Backward(history) {
-		one.History = append(one.History, s.historyLine(h))
+		one.History = append(one.History, s.historyLine(h, rec))
 	}
 	if rec.Status == jobrun.Running {
 		s.Refresh = 5
@@ -346,7 +349,7 @@ func (w words) facts(rec jobrun.Record, stale *jobrun.StaleRun) [][2]string {
 	return lines[2:] // key and status are the page's head
 }
 
-func (w words) historyLine(h jobrun.HistoryEntry) historyLine {
+func (w words) historyLine(h jobrun.HistoryEntry, now jobrun.Record) historyLine {
 	if a := h.Action; a != nil {
 		l := historyLine{At: h.At, Person: true, What: w.T(h.Kind), Who: a.By + " (" + w.T("role") + " " + h.DBUser + ")", Why: a.Reason}
 		if a.Force {
@@ -361,8 +364,12 @@ func (w words) historyLine(h jobrun.HistoryEntry) historyLine {
 		return l
 	}
 	l := historyLine{At: h.At, What: w.T("attempt") + " " + strconv.Itoa(h.Attempt), Who: h.WorkerID, Why: h.Error, badge: mark(h.Outcome), Note: string(h.Trigger)}
+	if h.Attempt == 0 {
+		l.What, l.Note = w.T("not executed"), ""
+		return l
+	}
 	if h.Trigger == "" {
-		l.Note = w.T("another program")
+		l.Note = w.T(source(h, now))
 	}
 	if !h.FinishedAt.IsZero() {
 		l.Note += ", " + short(h.FinishedAt.Sub(h.At))
@@ -394,6 +401,7 @@ type confirmation struct {
 	Facts        [][2]string
 	Seen         seen
 	Alive        bool // RUNNING, with heartbeats
+	Retries      bool // it would be tried again by itself
 	Conflict     string
 	Missing      bool // of the reason
 }
@@ -426,7 +434,7 @@ func (p *pages) question(ctx context.Context, s *shell, w http.ResponseWriter, c
 		c.Conflict = s.T("not possible")
 	}
 	c.Seen = seenOf(rec)
-	c.Alive = rec.Status == jobrun.Running && (stale == nil || stale.Alive) && !rec.HeartbeatAt.IsZero()
+	c.Alive, c.Retries = alive(rec, stale), !rec.NextAttemptAt.IsZero()
 	s.Title, s.Body = s.T(c.Do)+": "+c.Key, c
 	return p.render(w, code, "confirm", s)
 }

@@ -76,8 +76,10 @@ func (c *command) race(ctx context.Context, r *jobrun.Runner) (int, error) {
 	if started { // else there is no run
 		limited, end := context.WithTimeout(context.WithoutCancel(ctx), 10*time.Second)
 		defer end()
-		if left := r.Discard(limited, key); left != nil && !errors.Is(left, jobrun.ErrNotFound) {
-			fmt.Fprintf(c.err, "%s: the throw-away run %s is left in the tables, and a role that may DELETE has to remove it: %s\n", c.name, key, visible(left.Error(), ""))
+		left := r.Discard(limited, key)
+		if _, none := r.Get(limited, key); left != nil && !errors.Is(none, jobrun.ErrNotFound) {
+			fmt.Fprintf(c.err, "%s: the throw-away run %s is left in the tables: %s\n", c.name, key, visible(left.Error(), ""))
+			fmt.Fprintf(c.err, "A role that may removes it: DELETE FROM batch_job_attempt WHERE job_key = '%[1]s'; DELETE FROM batch_job_run WHERE job_key = '%[1]s';\n", key)
 		}
 	}
 	if c.json {
@@ -91,7 +93,7 @@ func (c *command) race(ctx context.Context, r *jobrun.Runner) (int, error) {
 	if err != nil {
 		return 0, err
 	}
-	fmt.Fprintf(c.out, "%d processes raced for one key: exactly one executed it, %d were told so.\n", c.processes, len(answers)-1)
+	fmt.Fprintf(c.out, "%d processes raced for one key: exactly one executed it, and %d were told.\n", c.processes, len(answers)-1)
 	return ExitFine, nil
 }
 

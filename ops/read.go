@@ -44,7 +44,7 @@ func (c *command) list(ctx context.Context, r *jobrun.Runner) (int, error) {
 	}
 	for _, s := range f.Status {
 		if known := []jobrun.Status{jobrun.Running, jobrun.Succeeded, jobrun.Failed, jobrun.Skipped}; len(runs) == 0 && !slices.Contains(known, s) {
-			return 0, usage("--status %s: there is no such run; jobrun's are %v", s, known)
+			return 0, usage("--status is %s, and there is no such run; jobrun's are %v", s, known)
 		}
 	}
 	next := ""
@@ -60,6 +60,10 @@ func (c *command) list(ctx context.Context, r *jobrun.Runner) (int, error) {
 	t := table{head: []string{"KEY", "STATUS", "ATTEMPT", "STARTED", "TOOK", "ITEMS", "NOTE"}}
 	for _, rec := range runs {
 		t.add(rec.Key, string(rec.Status), strconv.Itoa(rec.Attempt), clock(rec.StartedAt), took(rec), items(rec.ItemsProcessed, rec.ItemsFailed), note(rec))
+	}
+	if len(runs) == 0 {
+		fmt.Fprintln(c.out, "No run is like that.")
+		return ExitFine, nil
 	}
 	t.print(c.out, c.width)
 	c.zone(runs...)
@@ -184,15 +188,21 @@ func describe(rec jobrun.Record, stale *jobrun.StaleRun) (lines [][2]string) {
 	if rec.Trigger != "" {
 		by += ", " + string(rec.Trigger)
 	}
+	why := "error"
+	if rec.Status == jobrun.Skipped {
+		why = "reason"
+	}
 	add(true, "run", "%s", rec.Key)
 	add(true, "status", "%s", rec.Status)
-	add(true, "attempt", "%d by %s", rec.Attempt, by)
+	add(rec.Attempt > 0, "attempt", "%d by %s", rec.Attempt, by)
+	add(rec.Attempt == 0, "attempt", "none: it was never executed")
 	add(!rec.ScheduledFor.IsZero(), "scheduled for", "%s", instant(rec.ScheduledFor))
 	add(!rec.StartedAt.IsZero(), "started", "%s", instant(rec.StartedAt))
-	add(!rec.FinishedAt.IsZero(), "finished", "%s, after %s", instant(rec.FinishedAt), took(rec))
+	add(!rec.FinishedAt.IsZero() && rec.Attempt > 0, "finished", "%s, after %s", instant(rec.FinishedAt), took(rec))
 	add(rec.Status == jobrun.Running && !rec.HeartbeatAt.IsZero(), "heartbeat", "%s", instant(rec.HeartbeatAt))
 	add(rec.Status == jobrun.Running && rec.HeartbeatAt.IsZero(), "heartbeat", "none: another program's run")
 	add(rec.ItemsProcessed > 0 || rec.ItemsFailed > 0, "items", "%d processed, %d failed", rec.ItemsProcessed, rec.ItemsFailed)
+	add(stale == nil && alive(rec, nil), "alive", "yes: its last heartbeat is younger than its lease")
 	if s := stale; s != nil {
 		alive := "no: nothing was heard of it for longer than its lease"
 		if s.Alive {
@@ -208,8 +218,13 @@ func describe(rec jobrun.Record, stale *jobrun.StaleRun) (lines [][2]string) {
 	add(!rec.NextAttemptAt.IsZero(), "next attempt", "%s", instant(rec.NextAttemptAt))
 	add(!rec.ApprovedAt.IsZero(), "approved", "%s, not executed yet", instant(rec.ApprovedAt))
 	add(!rec.PrunedAt.IsZero(), "pruned", "%s: it can never run again", instant(rec.PrunedAt))
-	add(rec.Error != "", "error", "%s", rec.Error)
+	add(rec.Error != "", why, "%s", rec.Error)
 	return lines
+}
+
+// alive reports whether a run's attempt sends heartbeats.
+func alive(rec jobrun.Record, stale *jobrun.StaleRun) bool {
+	return rec.Status == jobrun.Running && !rec.HeartbeatAt.IsZero() && (stale == nil || stale.Alive)
 }
 
 // advice is what can be done about a run.
@@ -230,6 +245,12 @@ func (c *command) advice(rec jobrun.Record, stale *jobrun.StaleRun) []string {
 		lines = []string{"A re-run is approved: the service's RetryDue executes it."}
 	case rec.Status == jobrun.Failed && rec.Job == "": // no job has such a key
 		lines = []string{do("If nothing is left to do:", "skip --reason ... %s", key)}
+	case rec.Status == jobrun.Failed && !rec.NextAttemptAt.IsZero():
+		lines = []string{
+			"It is tried again by itself: the service's RetryDue does so. A re-run would take the place of all attempts that are left.",
+			do("When the cause is mended:", "rerun --reason ... %s", key),
+			do("If it shall not happen:", "skip --reason ... %s", key),
+		}
 	case rec.Status == jobrun.Failed:
 		lines = []string{
 			do("When the cause is mended:", "rerun --reason ... %s", key),
@@ -295,14 +316,17 @@ func (c *command) attention(ctx context.Context, r *jobrun.Runner) (int, error) 
 			Error    string           `json:"error,omitempty"`
 		}{problems, failed == nil && len(c.judged(r)) > 0, errorText(failed)}), failed)
 	}
+	slices.SortStableFunc(problems, func(a, b jobrun.Problem) int {
+		return cmp.Compare(slices.Index(severity, a.Kind), slices.Index(severity, b.Kind))
+	})
 	t := table{head: []string{"KEY", "PROBLEM", "SINCE", "ATTEMPT", "NOTE"}}
 	var runs []jobrun.Record
 	for _, p := range problems {
 		attempt := "-"
 		if p.Record.Key != "" {
 			attempt = strconv.Itoa(p.Record.Attempt)
-			runs = append(runs, p.Record)
 		}
+		runs = append(runs, jobrun.Record{StartedAt: p.Since})
 		t.add(p.Key, string(p.Kind), clock(p.Since), attempt, cmp.Or(note(p.Record), meaning[p.Kind]))
 	}
 	if len(problems) == 0 && failed == nil {
@@ -313,10 +337,13 @@ func (c *command) attention(ctx context.Context, r *jobrun.Runner) (int, error) 
 		fmt.Fprintf(c.out, "\"%s show KEY\" says what can be done.\n", c.name)
 	}
 	if len(c.judged(r)) == 0 {
-		fmt.Fprintln(c.out, "Missed dates are not judged: only the service knows its jobs (ops.Main).")
+		fmt.Fprintln(c.out, "Missed dates are not judged: only the service's own command knows its jobs.")
 	}
 	return code, failed
 }
+
+// severity is the order in which a person wants to see problems.
+var severity = []jobrun.ProblemKind{jobrun.ProblemStale, jobrun.ProblemFailed, jobrun.ProblemMissed, jobrun.ProblemApproved, jobrun.ProblemRetrying, jobrun.ProblemAttempt}
 
 // meaning says of a problem what its run does not.
 var meaning = map[jobrun.ProblemKind]string{
@@ -441,6 +468,10 @@ func (c *command) history(ctx context.Context, r *jobrun.Runner) (int, error) {
 	if err != nil {
 		return 0, err
 	}
+	now, err := r.Get(ctx, c.args[0])
+	if err != nil && !errors.Is(err, jobrun.ErrNotFound) { // its row may be gone
+		return 0, err
+	}
 	entries := make([]entry, len(all))
 	var lines [][2]string
 	for i, h := range all {
@@ -449,8 +480,10 @@ func (c *command) history(ctx context.Context, r *jobrun.Runner) (int, error) {
 			Outcome: h.Outcome, ItemsProcessed: h.ItemsProcessed, ItemsFailed: h.ItemsFailed, Error: h.Error,
 			Action: h.Kind, Previous: h.Previous, DBUser: h.DBUser,
 		}
-		what, who, why := fmt.Sprintf("attempt %d, %s, %s", h.Attempt, cmp.Or(string(h.Trigger), "by another program"), h.Outcome), h.WorkerID, h.Error
-		if !h.FinishedAt.IsZero() {
+		what, who, why := fmt.Sprintf("attempt %d, %s, %s", h.Attempt, cmp.Or(string(h.Trigger), source(h, now)), h.Outcome), h.WorkerID, h.Error
+		if h.Attempt == 0 {
+			what = "recorded without an execution, " + string(h.Outcome)
+		} else if !h.FinishedAt.IsZero() {
 			what += " after " + short(h.FinishedAt.Sub(h.At))
 		}
 		if h.ItemsProcessed > 0 || h.ItemsFailed > 0 {
@@ -486,6 +519,14 @@ func (c *command) history(ctx context.Context, r *jobrun.Runner) (int, error) {
 	fields(c.out, c.width, lines...)
 	c.zone(jobrun.Record{StartedAt: all[0].At})
 	return ExitFine, nil
+}
+
+// source says what made an attempt that has no trigger.
+func source(h jobrun.HistoryEntry, now jobrun.Record) string {
+	if !now.PrunedAt.IsZero() && h.Attempt == now.Attempt {
+		return "its history was pruned"
+	}
+	return "by another program"
 }
 
 // zone says once which zone the times of a table are in.

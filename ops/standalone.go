@@ -40,8 +40,8 @@ func Standalone(ctx context.Context, args []string) int {
 			return nil, nil, usage("--zone is %q, wanted: the name of a time zone such as Asia/Seoul", zone)
 		}
 		config, err := pgxpool.ParseConfig(url)
-		if err != nil || misread(config.ConnConfig) {
-			return nil, nil, usage("DATABASE_URL or --database-url cannot be read (it is not shown, because it may hold a password): want postgres://user@host:5432/database")
+		if err != nil || misread(url, config.ConnConfig) {
+			return nil, nil, usage("DATABASE_URL or --database-url cannot be read (it is not shown, because it may hold a password): want postgres://user:password@host:5432/database, with @ / # : %% and spaces of a password written as %%40 %%2F %%23 %%3A %%25 %%20")
 		}
 		if _, known := config.ConnConfig.RuntimeParams["application_name"]; !known {
 			config.ConnConfig.RuntimeParams["application_name"] = "jobrunctl"
@@ -71,11 +71,16 @@ func Standalone(ctx context.Context, args []string) int {
 }
 
 // misread reports whether parts of a connection string have become a name that errors
-// show, as those of other libraries do: "Host=h;Password=p".
-func misread(c *pgx.ConnConfig) bool {
-	names := []string{c.Host, c.Database, c.User}
+// show and look-ups send: as those of other libraries do, "Host=h;Password=p", and
+// passwords with characters that end a part of a URL.
+func misread(url string, c *pgx.ConnConfig) bool {
+	hosts := []string{c.Host}
 	for _, f := range c.Fallbacks {
-		names = append(names, f.Host)
+		hosts = append(hosts, f.Host)
 	}
-	return slices.ContainsFunc(names, func(name string) bool { return strings.ContainsAny(name, ";=") || strings.Contains(name, "://") })
+	return strings.Contains(url, "://") && strings.Contains(url, "#") ||
+		slices.ContainsFunc(hosts, func(host string) bool {
+			return strings.ContainsAny(host, ";=@ ") || strings.Contains(host, "/") && !strings.HasPrefix(host, "/")
+		}) ||
+		slices.ContainsFunc([]string{c.Database, c.User}, func(name string) bool { return strings.ContainsAny(name, ";=@/") })
 }

@@ -1,6 +1,7 @@
 package ops_test
 
 import (
+	"context"
 	"errors"
 	"io"
 	"os"
@@ -163,4 +164,31 @@ func TestLongWordsStayInTheirColumn(t *testing.T) {
 			}
 		}
 	}
+}
+
+// What lives is refused before anybody is asked.
+func TestTheLivingAreNotAskedAbout(t *testing.T) {
+	t.Parallel()
+	db := pgtest.New(t)
+	r := newRunner(t, db.Pool, jobrun.Options{})
+	started, end, ended := make(chan struct{}), make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(ended)
+		_, _ = r.RunDate(context.WithoutCancel(t.Context()), jobrun.Job{Name: "payout", Func: func(context.Context, *jobrun.Run) error {
+			close(started)
+			<-end
+			return nil
+		}}, day)
+	}()
+	<-started
+	defer func() { close(end); <-ended }()
+	s := onTerminal(t, alone(t, db.URL, "mark-failed", "payout:2026-09-15", "--reason", "x"), 80, "yes\n")
+	s.check(t, ops.ExitConflict, []string{"alive", "--force"}, nil)
+	if strings.Contains(s.out, `Type "yes"`) {
+		t.Error(s)
+	}
+	s = onTerminal(t, alone(t, db.URL, "show", "payout:2026-09-15"), 80, "")
+	s.check(t, ops.ExitFine, []string{"alive", "yes: its last heartbeat"}, nil)
+	s = onTerminal(t, alone(t, db.URL, "mark-failed", "payout:2026-09-15", "--reason", "stuck", "--force"), 80, "yes\n")
+	s.check(t, ops.ExitFine, []string{"FORCE", "is FAILED"}, nil)
 }

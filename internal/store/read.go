@@ -92,8 +92,8 @@ LEFT JOIN LATERAL (SELECT r.job_key WHERE r.status = 'RUNNING') AS live (key) ON
 WHERE a.job_key = $1::text
 UNION ALL
 SELECT r.started_at, 0, r.attempt, r.worker_id, '', r.status,
-  CASE WHEN r.status <> 'RUNNING' AND r.attempt > 0 THEN 'OUTSIDE' ELSE '' END,
-  CASE WHEN r.token IS NULL OR r.status = 'RUNNING' OR r.attempt = 0 THEN coalesce(r.error_message, '')
+  CASE WHEN r.status <> 'RUNNING' AND r.attempt > 0 AND r.pruned_at IS NULL THEN 'OUTSIDE' ELSE '' END,
+  CASE WHEN r.token IS NULL OR r.status = 'RUNNING' OR r.attempt = 0 OR r.pruned_at IS NOT NULL THEN coalesce(r.error_message, '')
     ELSE concat_ws(': ', 'changed outside jobrun', r.error_message) END, NULL, r.finished_at, 0, 0, '', '', '', '', false, false, '', 0
 FROM batch_job_run AS r
 WHERE r.job_key = $1::text

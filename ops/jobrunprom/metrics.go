@@ -64,6 +64,10 @@ type facts struct {
 
 type problem struct{ kind, job string }
 
+// newest is how many dates are looked at for the last success: one that was run too
+// early, by a slip, does not hide the others.
+const newest = 50
+
 // mostOpen is how many running attempts one scrape looks up.
 const mostOpen = 100
 
@@ -94,8 +98,8 @@ func New(opts *Options) *Metrics {
 		Name: "jobrun_attempt_duration_seconds", Help: "Durations of attempts that ended in this process, by the database clock.", Buckets: m.opts.Buckets,
 	}, []string{"job_name", "status"})
 	m.problems = prometheus.NewDesc("jobrun_problems", "Runs and dates that need a person, by what is wrong with them; the same from every instance.", []string{"kind", "job_name"}, nil)
-	m.success = prometheus.NewDesc("jobrun_last_success_timestamp_seconds", "End of the newest run that SUCCEEDED; the same from every instance.", []string{"job_name"}, nil)
-	m.age = prometheus.NewDesc("jobrun_last_success_age_seconds", "Time since the end of the newest run that SUCCEEDED.", []string{"job_name"}, nil)
+	m.success = prometheus.NewDesc("jobrun_last_success_timestamp_seconds", "Latest end among the 50 newest dates or slots that SUCCEEDED; the same from every instance.", []string{"job_name"}, nil)
+	m.age = prometheus.NewDesc("jobrun_last_success_age_seconds", "Time since jobrun_last_success_timestamp_seconds.", []string{"job_name"}, nil)
 	m.judged = prometheus.NewDesc("jobrun_missed_judged", "1 if the missed dates of every job could be told, 0 if a job's Date or Calendar fails.", nil, nil)
 	m.up = prometheus.NewDesc("jobrun_up", "1 if the database has answered the questions of this scrape.", nil, nil)
 	return m
@@ -251,9 +255,11 @@ func (m *Metrics) ask() facts {
 			break
 		}
 		var last []jobrun.Record
-		last, err = runner.List(ctx, jobrun.Filter{Job: job.Name, Status: []jobrun.Status{jobrun.Succeeded}, Limit: 1})
-		for _, rec := range last {
-			f.success[job.Name] = rec.FinishedAt
+		last, err = runner.List(ctx, jobrun.Filter{Job: job.Name, Status: []jobrun.Status{jobrun.Succeeded}, Limit: newest})
+		for _, rec := range last { // by date: an older one may have succeeded later
+			if rec.FinishedAt.After(f.success[job.Name]) {
+				f.success[job.Name] = rec.FinishedAt
+			}
 		}
 	}
 	// An attempt that has lost its run to a person tells nothing at its end.

@@ -258,3 +258,20 @@ func TestMetricsOfAnAttemptThatNeverStarted(t *testing.T) {
 		}
 	}
 }
+
+// One date that was run too early, by a slip, does not hide the successes that follow.
+func TestLastSuccessIsTheLatest(t *testing.T) {
+	t.Parallel()
+	db := pgtest.New(t)
+	settle := jobrun.Job{Name: "settlement", Func: func(context.Context, *jobrun.Run) error { return nil }}
+	r, page := service(t, db, settle)
+	for _, d := range []int{30, -2, -1} {
+		if _, err := r.RunDate(t.Context(), settle, r.Today().AddDays(d)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if _, err := db.Pool.Exec(t.Context(), `UPDATE batch_job_run SET finished_at = now() - interval '20 days', started_at = now() - interval '21 days' WHERE job_key = $1`, settle.Key(r.Today().AddDays(30))); err != nil {
+		t.Fatal(err)
+	}
+	has(t, page(), `jobrun_last_success_age_seconds\{job_name="settlement"\} ([0-9]|[0-9]{2})(\.[0-9]+)?(e-[0-9]+)?`)
+}
