@@ -124,7 +124,7 @@ func (p *pages) overview(ctx context.Context, s *shell, w http.ResponseWriter, r
 	}
 	for d := from; d.Compare(to) <= 0; d = d.AddDays(1) {
 		head := dayHead{Date: d, Weekend: d.Weekday() == time.Saturday || d.Weekday() == time.Sunday}
-		if d == from || d.Day == 1 {
+		if d == from && d.AddDays(3).Month == d.Month || d.Day == 1 { // else there is no room for it
 			head.Month = fmt.Sprintf("%d-%02d", d.Year, int(d.Month))
 		}
 		o.Days = append(o.Days, head)
@@ -479,7 +479,7 @@ func (p *pages) act(ctx context.Context, s *shell, w http.ResponseWriter, r *htt
 	}
 	switch {
 	case errors.Is(err, jobrun.ErrAlive):
-		c.Conflict = s.T("alive")
+		c.Conflict = s.T("it beats")
 	case errors.Is(err, jobrun.ErrConflict): // its text is the library's own
 		c.Conflict = s.T("refused") + " " + err.Error()
 	case err != nil:

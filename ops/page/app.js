@@ -1,5 +1,6 @@
 // Reads the page again while something runs. Without it, <noscript> does.
 (() => {
+	document.querySelectorAll("main .calendar").forEach((e) => { e.parentElement.scrollLeft = e.scrollWidth; }); // to the newest dates
 	let wait = Number(document.body.dataset.refresh);
 	if (!wait) return;
 	const look = async () => {
