@@ -71,10 +71,10 @@ func (b *bench) ledger(ctx context.Context) error {
 				return sliceOf(ctx, n, 8, all[name].run)
 			}, 200, 5*b.slice)
 		}
-		return b.against(t, "bare, `unnest` in chunks of 1000", []string{"jobrun, chunks of 1000", "jobrun, the default", "River", "DBOS, no step"}, func(name string) (slice, error) {
+		return b.against(t, "bare, `unnest` in chunks of 1000", []string{"jobrun, the default", "jobrun, chunks of 100", "River", "DBOS, no step"}, func(name string) (slice, error) {
 			switch name {
-			case "jobrun, chunks of 1000":
-				return each(1000), nil
+			case "jobrun, chunks of 100":
+				return each(100), nil
 			case "jobrun, the default":
 				return each(0), nil
 			case "River", "DBOS, no step":
