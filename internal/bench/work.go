@@ -110,12 +110,10 @@ func (b *bench) lifecycles(ctx context.Context) error {
 		t := b.out.table("a complete run"+atATime(workers), "time of one run")
 		err := b.with(ctx, b.url, workers+2, append([]string{"bare"}, peers...), func(all map[string]*side) error {
 			make := func(name string) (slice, error) {
-				return sized(func(n int) slice {
-					if all[name].bulk != nil && workers > 1 {
-						return all[name].bulk(ctx, n)
-					}
-					return sliceOf(ctx, n, workers, all[name].run)
-				}, workers, b.slice)
+				if all[name].bulk != nil && workers > 1 { // long enough for a pipeline to fill
+					return sized(func(n int) slice { return all[name].bulk(ctx, n) }, workers, 20*b.slice)
+				}
+				return sized(func(n int) slice { return sliceOf(ctx, n, workers, all[name].run) }, workers, b.slice)
 			}
 			if err := b.against(t, "bare", peers, make); err != nil {
 				return err

@@ -144,7 +144,9 @@ type StaleRow struct {
 // row has no heartbeat: its start and the caller's limit judge it alone. It
 // reads the index on (status, started_at) and locks nothing. What is usual for a
 // job is read once per job: after a crash of everything, hundreds of its runs may be
-// stale. A server process counts as the heartbeat's session only if it is older than
+// stale. It is read from the last key backwards, and OFFSET 0 keeps the conditions out
+// of that: with them inside, the planner expects few rows to be left, and rather sorts
+// all that the job ever had. A server process counts as the heartbeat's session only if it is older than
 // the heartbeat.
 const staleSQL = `
 WITH found AS MATERIALIZED (
@@ -173,11 +175,15 @@ WITH found AS MATERIALIZED (
   FROM (SELECT DISTINCT split_part(job_key, ':', 1) AS job FROM found) AS jobs
   CROSS JOIN LATERAL (
     SELECT p.finished_at - p.started_at AS duration
-    FROM batch_job_run AS p
-    WHERE p.job_key COLLATE "C" >= jobs.job || ':'
-      AND p.job_key COLLATE "C" < jobs.job || ';'
-      AND p.status || '' = 'SUCCEEDED' AND isfinite(p.started_at) AND isfinite(p.finished_at)
-    ORDER BY p.job_key COLLATE "C" DESC
+    FROM (
+      SELECT l.status, l.started_at, l.finished_at
+      FROM batch_job_run AS l
+      WHERE l.job_key COLLATE "C" >= jobs.job || ':'
+        AND l.job_key COLLATE "C" < jobs.job || ';'
+      ORDER BY l.job_key COLLATE "C" DESC
+      OFFSET 0
+    ) AS p
+    WHERE p.status = 'SUCCEEDED' AND isfinite(p.started_at) AND isfinite(p.finished_at)
     LIMIT 50
   ) AS latest
   GROUP BY jobs.job
