@@ -70,13 +70,14 @@ var (
 	day        = jobrun.MustParseDate("2026-09-15")
 )
 
-// jobrunctl is the stand-alone command, built once.
+// jobrunctl is the stand-alone command, built once, beside the test binary: "go test"
+// removes both.
 var jobrunctl = sync.OnceValues(func() (string, error) {
-	dir, err := os.MkdirTemp("", "jobrunctl")
+	self, err := os.Executable()
 	if err != nil {
 		return "", err
 	}
-	bin := filepath.Join(dir, "jobrunctl")
+	bin := filepath.Join(filepath.Dir(self), "jobrunctl")
 	if out, err := exec.Command("go", "build", "-o", bin, "./jobrunctl").CombinedOutput(); err != nil {
 		return "", fmt.Errorf("%w: %s", err, out)
 	}
