@@ -357,16 +357,7 @@ SELECT job_key, attempt, token, worker_id, started_at, finished_at, status FROM 
 				n, _ := strconv.Atoi(m[1])
 				wasted += n
 			}
-			page := f.Limit
-			if page == 0 {
-				page = 100
-			}
-			for _, m := range regexp.MustCompile(`(?:on batch_job_run r|Sort) .*rows=(\d+) loops`).FindAllStringSubmatch(plan, -1) {
-				if rows, _ := strconv.Atoi(m[1]); rows > page { // nothing but the page is read, or put in order
-					t.Errorf("%+v, %s: %d rows for a page of %d\n%s", f, mode, rows, page, plan)
-				}
-			}
-			if !strings.Contains(plan, index) || strings.Contains(plan, "Seq Scan on batch_job_run") || !strings.Contains(plan, "on batch_job_run r") || wasted > 0 {
+			if !strings.Contains(plan, index) || strings.Contains(plan, "Seq Scan on batch_job_run") || strings.Contains(plan, "Sort") || wasted > 0 {
 				t.Errorf("%+v, %s: %d rows read in vain\n%s", f, mode, wasted, plan)
 			}
 		}

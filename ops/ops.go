@@ -103,7 +103,7 @@ func (e *usageError) Error() string { return e.what }
 
 func usage(format string, values ...any) error { return &usageError{fmt.Sprintf(format, values...)} }
 
-// notConfirmed is a person who did not say yes.
+// errNotConfirmed: the person did not say yes.
 var errNotConfirmed = errors.New("not confirmed, nothing was changed")
 
 // verb is one of the commands.

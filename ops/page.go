@@ -121,6 +121,10 @@ func (p *pages) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 	h.Set("Cache-Control", "no-store")
 	ctx, cancel := context.WithTimeout(r.Context(), pageLimit)
+	if name == "act" { // what a person has decided is not cut off: the library bounds it, ResetItems by minutes
+		cancel()
+		ctx, cancel = context.WithCancel(context.WithoutCancel(r.Context()))
+	}
 	defer cancel()
 	s := &shell{words: language(r.Header.Get("Accept-Language")), Site: p.opts.Title, Today: p.runner.Today(), Zone: p.runner.Zone().String()}
 	var refused error

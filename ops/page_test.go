@@ -182,6 +182,12 @@ func TestPageTakesActionsOnWhatWasSeen(t *testing.T) {
 		f := form(t, page, "reason", "x", name, value)
 		s.send(http.MethodPost, "act", f, map[string]int{"do": 400, "key": 409}[name], map[string]string{"X-User": "kim"})
 	}
+	post(form(t, page, "reason", strings.Repeat("가", 1000)), "kim", 400, "Action.Reason", "1 to 2000 bytes")
+
+	// After an error that says nothing of the run, nobody is told that nothing happened.
+	execute(t, db, `ALTER TABLE batch_job_action RENAME TO gone`)
+	post(run2, "kim", 503, "look at the history of the run before you repeat it")
+	execute(t, db, `ALTER TABLE gone RENAME TO batch_job_action`)
 	post(run2, "kim", 303)
 }
 

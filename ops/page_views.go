@@ -283,7 +283,10 @@ func (p *pages) run(ctx context.Context, s *shell, w http.ResponseWriter, r *htt
 	}
 	if rec.Status == jobrun.Running {
 		s.Refresh = 5
-		if one.Elapsed = time.Since(rec.StartedAt); stale != nil {
+		if !rec.StartedAt.IsZero() { // another program may have written an infinite one
+			one.Elapsed = time.Since(rec.StartedAt)
+		}
+		if stale != nil {
 			one.Typical = stale.Typical
 		}
 	}
@@ -482,8 +485,12 @@ func (p *pages) act(ctx context.Context, s *shell, w http.ResponseWriter, r *htt
 		c.Conflict = s.T("it beats")
 	case errors.Is(err, jobrun.ErrConflict): // its text is the library's own
 		c.Conflict = s.T("refused") + " " + err.Error()
-	case err != nil:
+	case errors.As(err, new(*jobrun.InvalidError)): // refused before anything happened
 		return err
+	case err != nil:
+		p.opts.Logger.ErrorContext(ctx, "admin page: what became of an action is not known", "job_key", c.Key, "action", c.Do, "err", err)
+		p.tell(s, w, http.StatusServiceUnavailable, s.T("no answer"), s.T("fate unknown"))
+		return nil
 	default:
 		http.Redirect(w, r, runLink(c.Key)+"&done="+c.Do, http.StatusSeeOther)
 		return nil

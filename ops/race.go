@@ -83,7 +83,7 @@ func (c *command) race(ctx context.Context, r *jobrun.Runner) (int, error) {
 		}
 	}
 	if c.json {
-		return codeOf(err), errors.Join(c.print(struct {
+		return ExitFine, errors.Join(c.print(struct {
 			Processes int      `json:"processes"`
 			Fine      bool     `json:"fine"`
 			Answers   []answer `json:"answers"`
@@ -95,13 +95,6 @@ func (c *command) race(ctx context.Context, r *jobrun.Runner) (int, error) {
 	}
 	fmt.Fprintf(c.out, "%d processes raced for one key: exactly one executed it, and %d were told.\n", c.processes, len(answers)-1)
 	return ExitFine, nil
-}
-
-func codeOf(err error) int {
-	if err != nil {
-		return ExitError
-	}
-	return ExitFine
 }
 
 // judge returns nil if exactly one process has executed the job, once, and every

@@ -36,31 +36,21 @@ type Page struct {
 
 // listSQL walks the index on the key in byte order, backwards. The end is a bound
 // of the index in every plan, also in one that is kept for all values: without a
-// key to begin before, it begins before one that is just behind the last. OFFSET 0
-// keeps the other conditions out of that read: with them inside, the planner may expect
-// so few rows to be left that it sorts all runs of a job for a page of them.
+// key to begin before, it begins before one that is just behind the last.
 const listSQL = `
 SELECT` + rowColumns + `
-FROM (
-  SELECT k.*
-  FROM (
-    SELECT r.*
-    FROM batch_job_run AS r
-    WHERE r.job_key COLLATE "C" >= $1::text
-      AND r.job_key COLLATE "C" < coalesce(nullif($2::text, ''),
-        (SELECT max(l.job_key COLLATE "C") || ' ' FROM batch_job_run AS l))
-    ORDER BY r.job_key COLLATE "C" DESC
-    OFFSET 0
-  ) AS k
-  WHERE (cardinality($3::text[]) = 0 OR k.status = ANY ($3::text[]))
-    AND split_part(k.job_key, ':', 2) COLLATE "C" >= $4::text
-    AND ($5::text = '' OR split_part(k.job_key, ':', 2) COLLATE "C" < $5::text)
-    AND (NOT $6::boolean OR k.job_key ~ '^[^:]+:[0-9]{4}-[0-9]{2}-[0-9]{2}(T[0-9]{2}:[0-9]{2}[+-][0-9]{2}:[0-9]{2}(:[0-9]{2})?)?$')
-  LIMIT $7::integer
-) AS r
+FROM batch_job_run AS r
 LEFT JOIN batch_job_attempt AS a
   ON ` + sameAttempt + `
-ORDER BY r.job_key COLLATE "C" DESC`
+WHERE r.job_key COLLATE "C" >= $1::text
+  AND r.job_key COLLATE "C" < coalesce(nullif($2::text, ''),
+    (SELECT max(l.job_key COLLATE "C") || ' ' FROM batch_job_run AS l))
+  AND (cardinality($3::text[]) = 0 OR r.status = ANY ($3::text[]))
+  AND split_part(r.job_key, ':', 2) COLLATE "C" >= $4::text
+  AND ($5::text = '' OR split_part(r.job_key, ':', 2) COLLATE "C" < $5::text)
+  AND (NOT $6::boolean OR r.job_key ~ '^[^:]+:[0-9]{4}-[0-9]{2}-[0-9]{2}(T[0-9]{2}:[0-9]{2}[+-][0-9]{2}:[0-9]{2}(:[0-9]{2})?)?$')
+ORDER BY r.job_key COLLATE "C" DESC
+LIMIT $7::integer`
 
 // List reads the runs of a page, by key in descending byte order.
 func (s *Store) List(ctx context.Context, db DB, p Page) ([]Row, error) {
