@@ -141,14 +141,19 @@ func sit(t *testing.T, s *site, name string) *person {
 		}
 		t.Skip("no chromium")
 	}
-	opts := append(chromedp.DefaultExecAllocatorOptions[:], chromedp.ExecPath(chromium), chromedp.NoSandbox, chromedp.UserDataDir(t.TempDir()),
+	opts := append(chromedp.DefaultExecAllocatorOptions[:], chromedp.ExecPath(chromium), chromedp.NoSandbox, chromedp.UserDataDir(profile(t)),
 		chromedp.Flag("disable-dev-shm-usage", true), chromedp.Flag("lang", "en"))
-	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(t.Context()), 2*time.Minute)
 	t.Cleanup(cancel)
 	ctx, stop := chromedp.NewExecAllocator(ctx, opts...)
 	t.Cleanup(stop)
 	ctx, end := chromedp.NewContext(ctx)
 	t.Cleanup(end)
+	t.Cleanup(func() { // it closes itself, and its process has ended
+		if err := chromedp.Cancel(ctx); err != nil {
+			t.Error(err)
+		}
+	})
 	p := &person{t: t, ctx: ctx, site: s}
 	wrong := func(format string, args ...any) {
 		p.mu.Lock()
@@ -180,6 +185,29 @@ func sit(t *testing.T, s *site, name string) *person {
 		}
 	})
 	return p
+}
+
+// profile is a directory for a browser. Its processes, which end after the first of
+// them, still write there: it is removed again until it is gone.
+func profile(t *testing.T) string {
+	t.Helper()
+	dir, err := os.MkdirTemp("", "jobrun-browser-")
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		for end := time.Now().Add(10 * time.Second); ; {
+			err := os.RemoveAll(dir)
+			if err == nil {
+				return
+			}
+			if time.Now().After(end) {
+				t.Error(err)
+				return
+			}
+		}
+	})
+	return dir
 }
 
 func (p *person) do(actions ...chromedp.Action) {
