@@ -449,11 +449,13 @@ func (*statements) TraceQueryEnd(context.Context, *pgx.Conn, pgx.TraceQueryEndDa
 // values and in plans for any.
 func TestLooksDoNotWalkTheHistory(t *testing.T) {
 	t.Parallel()
-	t.Run("tables of Migrate", func(t *testing.T) { looksReadRanges(t, pgtest.New(t)) })
-	t.Run("adopted", func(t *testing.T) { looksReadRanges(t, newAdopted(t)) })
+	t.Run("tables of Migrate", func(t *testing.T) { looksReadRanges(t, pgtest.New(t), true) })
+	t.Run("adopted", func(t *testing.T) { looksReadRanges(t, newAdopted(t), true) })
+	t.Run("never analyzed", func(t *testing.T) { looksReadRanges(t, pgtest.New(t), false) })
 }
 
-func looksReadRanges(t *testing.T, db *pgtest.DB) {
+func looksReadRanges(t *testing.T, db *pgtest.DB, analyzed bool) {
+	exec(t, db.Pool, `ALTER TABLE batch_job_run SET (autovacuum_enabled = off); ALTER TABLE batch_job_attempt SET (autovacuum_enabled = off)`)
 	exec(t, db.Pool, `WITH run AS (
 		INSERT INTO batch_job_run (job_key, status, worker_id, job_name, business_date, token, started_at, finished_at)
 		SELECT 'job-' || job || ':' || ('2010-01-01'::date + n), 'SUCCEEDED', 'node-1', 'job-' || job, '2010-01-01'::date + n, gen_random_uuid(),
@@ -468,7 +470,9 @@ func looksReadRanges(t *testing.T, db *pgtest.DB) {
 			SELECT job_key, n, CASE n WHEN 2 THEN token END, worker_id, 'SCHEDULE', started_at, started_at, '2 min', '20 min', now() - interval '30 min', CASE n WHEN 1 THEN 'FAILED' ELSE status END
 			FROM run, generate_series(1, 2) AS n`, fmt.Sprintf("job-20:2026-09-%02d", n+1))
 	}
-	exec(t, db.Pool, `ANALYZE batch_job_run, batch_job_attempt`)
+	if analyzed {
+		exec(t, db.Pool, `ANALYZE batch_job_run, batch_job_attempt`)
+	}
 	trace := &statements{}
 	r := newRunner(t, db.PoolWith(t, func(c *pgxpool.Config) { c.ConnConfig.Tracer = trace }), jobrun.Options{Now: newHandClock("2026-09-15T01:00:00Z").now})
 	job, _ := countingJob("job-20")
@@ -516,6 +520,9 @@ func looksReadRanges(t *testing.T, db *pgtest.DB) {
 			continue
 		}
 		explained++
+		if !analyzed && slices.ContainsFunc(s.Args, func(arg any) bool { keys, ok := arg.([]string); return ok && len(keys) > 1000 }) {
+			continue // so many keys of so small a table may well be sought in all of it
+		}
 		name := fmt.Sprintf("look_%d", n)
 		if err := session.Conn().PgConn().Exec(t.Context(), `PREPARE `+name+` AS `+s.SQL).Close(); err != nil {
 			t.Fatal(err)

@@ -384,7 +384,7 @@ type StaleRun struct {
 	Overdue      time.Duration // beyond the attempt's StaleAfter; 0: not yet
 	Alive        bool          // the last heartbeat is younger than the attempt's lease
 	ItemsMovedAt time.Time     // when a heartbeat last saw the item counts change
-	Typical      time.Duration // median duration of the job's latest 50 runs that succeeded; 0: none yet
+	Typical      time.Duration // median duration of the latest 50 that succeeded of the job's last 200 runs, by key; 0: none
 	Longest      time.Duration // the longest of them
 	// Session tells of the database session that sent the last heartbeat: "present",
 	// "gone" or "unknown" (behind a pooler, before the first heartbeat, or without the

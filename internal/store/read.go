@@ -36,15 +36,18 @@ type Page struct {
 
 // listSQL walks the index on the key in byte order, backwards. The end is a bound
 // of the index in every plan, also in one that is kept for all values: without a
-// key to begin before, it begins before one that is just behind the last.
+// key to begin before, it begins before one that is just behind the last. It is a
+// subquery, so that the planner does not know its value: between two keys that fall
+// into one step of its histogram it expects hardly a row, and would rather sort all
+// runs of a job for a page of them.
 const listSQL = `
 SELECT` + rowColumns + `
 FROM batch_job_run AS r
 LEFT JOIN batch_job_attempt AS a
   ON ` + sameAttempt + `
 WHERE r.job_key COLLATE "C" >= $1::text
-  AND r.job_key COLLATE "C" < coalesce(nullif($2::text, ''),
-    (SELECT max(l.job_key COLLATE "C") || ' ' FROM batch_job_run AS l))
+  AND r.job_key COLLATE "C" < (SELECT coalesce(nullif($2::text, ''),
+    (SELECT max(l.job_key COLLATE "C") || ' ' FROM batch_job_run AS l)))
   AND (cardinality($3::text[]) = 0 OR r.status = ANY ($3::text[]))
   AND split_part(r.job_key, ':', 2) COLLATE "C" >= $4::text
   AND ($5::text = '' OR split_part(r.job_key, ':', 2) COLLATE "C" < $5::text)
@@ -135,7 +138,7 @@ type StaleRow struct {
 	Silent, Overdue  time.Duration // since the last sign of life; beyond the longest expected duration
 	Alive            bool
 	ItemsMovedAt     time.Time
-	Typical, Longest time.Duration // of the job's latest 50 runs that succeeded; 0: none
+	Typical, Longest time.Duration // of the latest 50 that succeeded of the job's last 200 runs; 0: none
 	Session          string        // of the last heartbeat: present, gone, unknown
 }
 
@@ -144,9 +147,10 @@ type StaleRow struct {
 // row has no heartbeat: its start and the caller's limit judge it alone. It
 // reads the index on (status, started_at) and locks nothing. What is usual for a
 // job is read once per job: after a crash of everything, hundreds of its runs may be
-// stale. It is read from the last key backwards, and OFFSET 0 keeps the conditions out
-// of that: with them inside, the planner expects few rows to be left, and rather sorts
-// all that the job ever had. A server process counts as the heartbeat's session only if it is older than
+// stale. That is a walk of the index on the key from the job's last one backwards, of at
+// most 200 keys: it is bounded also for a job that never succeeds, and as nothing else
+// bounds it, no estimate can make the planner sort all that the job ever had. A server process
+// counts as the heartbeat's session only if it is older than
 // the heartbeat.
 const staleSQL = `
 WITH found AS MATERIALIZED (
@@ -176,14 +180,14 @@ WITH found AS MATERIALIZED (
   CROSS JOIN LATERAL (
     SELECT p.finished_at - p.started_at AS duration
     FROM (
-      SELECT l.status, l.started_at, l.finished_at
+      SELECT l.job_key, l.status, l.started_at, l.finished_at
       FROM batch_job_run AS l
-      WHERE l.job_key COLLATE "C" >= jobs.job || ':'
-        AND l.job_key COLLATE "C" < jobs.job || ';'
+      WHERE l.job_key COLLATE "C" < jobs.job || ';'
       ORDER BY l.job_key COLLATE "C" DESC
-      OFFSET 0
+      LIMIT 200
     ) AS p
-    WHERE p.status = 'SUCCEEDED' AND isfinite(p.started_at) AND isfinite(p.finished_at)
+    WHERE p.job_key COLLATE "C" >= jobs.job || ':'
+      AND p.status = 'SUCCEEDED' AND isfinite(p.started_at) AND isfinite(p.finished_at)
     LIMIT 50
   ) AS latest
   GROUP BY jobs.job
