@@ -96,7 +96,7 @@ func (c *command) confirm(ctx context.Context, rec jobrun.Record, stale *jobrun.
 	case rec.Status == "":
 		fields(c.err, c.width, [2]string{"run", rec.Key}, [2]string{"status", "there is none yet"})
 	default:
-		fields(c.err, c.width, describe(rec, stale)...)
+		fields(c.err, c.width, describe(words{}, rec, stale)...)
 	}
 	return c.ask(ctx, what)
 }
@@ -263,7 +263,7 @@ func (c *command) await(ctx context.Context, r *jobrun.Runner, approved jobrun.R
 			if c.json {
 				err = c.print(view{Run: rec})
 			} else {
-				fields(c.out, c.width, describe(rec, nil)...)
+				fields(c.out, c.width, describe(words{}, rec, nil)...)
 			}
 			if rec.Status == jobrun.Failed {
 				return ExitAttention, err

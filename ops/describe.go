@@ -45,11 +45,11 @@ func look(ctx context.Context, r *jobrun.Runner, key string) (rec jobrun.Record,
 	return rec, nil, err
 }
 
-// describe is a run in lines of a name and a text.
-func describe(rec jobrun.Record, stale *jobrun.StaleRun) (lines [][2]string) {
+// describe is a run in lines of a name and a text. Only the texts are in the language.
+func describe(w words, rec jobrun.Record, stale *jobrun.StaleRun) (lines [][2]string) {
 	add := func(known bool, name, format string, values ...any) {
 		if known {
-			lines = append(lines, [2]string{name, fmt.Sprintf(format, values...)})
+			lines = append(lines, [2]string{name, fmt.Sprintf(w.T(format), values...)})
 		}
 	}
 	by := rec.WorkerID
@@ -72,11 +72,8 @@ func describe(rec jobrun.Record, stale *jobrun.StaleRun) (lines [][2]string) {
 	add(rec.ItemsProcessed > 0 || rec.ItemsFailed > 0, "items", "%d processed, %d failed", rec.ItemsProcessed, rec.ItemsFailed)
 	add(stale == nil && alive(rec, nil), "alive", "yes: its last heartbeat is younger than its lease")
 	if s := stale; s != nil {
-		alive := "no: nothing was heard of it for longer than its lease"
-		if s.Alive {
-			alive = "yes: it is slow, or stuck in a call"
-		}
-		add(true, "alive", "%s", alive)
+		add(!s.Alive, "alive", "no: nothing was heard of it for longer than its lease")
+		add(s.Alive, "alive", "yes: it is slow, or stuck in a call")
 		add(true, "silent", "%s", short(s.Silent))
 		add(s.Overdue > 0, "overdue", "%s beyond its limit", short(s.Overdue))
 		add(!s.ItemsMovedAt.IsZero(), "items moved", "%s", instant(s.ItemsMovedAt))
@@ -132,14 +129,14 @@ func (c *command) advice(rec jobrun.Record, stale *jobrun.StaleRun) []string {
 }
 
 // note is the one thing more that a line should say of a run.
-func note(rec jobrun.Record) string {
+func note(w words, rec jobrun.Record) string {
 	switch {
 	case !rec.ApprovedAt.IsZero():
-		return "re-run approved " + clock(rec.ApprovedAt)
+		return fmt.Sprintf(w.T("re-run approved %s"), clock(rec.ApprovedAt))
 	case !rec.NextAttemptAt.IsZero():
-		return "next attempt " + clock(rec.NextAttemptAt) + ": " + firstLine(rec.Error)
+		return fmt.Sprintf(w.T("next attempt %s: %s"), clock(rec.NextAttemptAt), firstLine(rec.Error))
 	case rec.Status == jobrun.Running:
-		return "by " + rec.WorkerID
+		return fmt.Sprintf(w.T("by %s"), rec.WorkerID)
 	}
 	return firstLine(rec.Error)
 }

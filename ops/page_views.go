@@ -10,6 +10,8 @@ import (
 	"strconv"
 	"strings"
 	"time"
+	"unicode"
+	"unicode/utf8"
 
 	"github.com/seed-ccb5b62c/jobrun"
 )
@@ -86,7 +88,7 @@ func (p *pages) overview(ctx context.Context, s *shell, w http.ResponseWriter, r
 	wrong := map[string]jobrun.ProblemKind{}
 	for _, problem := range problems {
 		wrong[problem.Key] = problem.Kind
-		note := note(problem.Record)
+		note := note(s.words, problem.Record)
 		if note == "" {
 			note = s.T(string(problem.Kind))
 		}
@@ -212,7 +214,7 @@ func (p *pages) runs(ctx context.Context, s *shell, w http.ResponseWriter, r *ht
 		return err
 	}
 	for _, rec := range runs {
-		l.Runs = append(l.Runs, runLine{rec, runLink(rec.Key), took(rec), items(rec.ItemsProcessed, rec.ItemsFailed), note(rec)})
+		l.Runs = append(l.Runs, runLine{rec, runLink(rec.Key), took(rec), items(rec.ItemsProcessed, rec.ItemsFailed), note(s.words, rec)})
 		if rec.Status == jobrun.Running {
 			s.Refresh = 5
 		}
@@ -322,10 +324,10 @@ func (p *pages) due(ctx context.Context, key string) bool {
 
 // facts are the lines of describe, with names in the reader's language.
 func (w words) facts(rec jobrun.Record, stale *jobrun.StaleRun) [][2]string {
-	lines := describe(rec, stale)
+	lines := describe(w, rec, stale)
 	for i := range lines {
-		name := w.T(lines[i][0])
-		lines[i][0] = strings.ToUpper(name[:1]) + name[1:] // of other letters than English ones, itself
+		first, size := utf8.DecodeRuneInString(w.T(lines[i][0]))
+		lines[i][0] = string(unicode.ToUpper(first)) + w.T(lines[i][0])[size:]
 	}
 	return lines[2:] // key and status are the page's head
 }

@@ -59,7 +59,7 @@ func (c *command) list(ctx context.Context, r *jobrun.Runner) (int, error) {
 	}
 	t := table{head: []string{"KEY", "STATUS", "ATTEMPT", "STARTED", "TOOK", "ITEMS", "NOTE"}}
 	for _, rec := range runs {
-		t.add(rec.Key, string(rec.Status), strconv.Itoa(rec.Attempt), clock(rec.StartedAt), took(rec), items(rec.ItemsProcessed, rec.ItemsFailed), note(rec))
+		t.add(rec.Key, string(rec.Status), strconv.Itoa(rec.Attempt), clock(rec.StartedAt), took(rec), items(rec.ItemsProcessed, rec.ItemsFailed), note(words{}, rec))
 	}
 	if len(runs) == 0 {
 		fmt.Fprintln(c.out, "No run is like that.")
@@ -101,7 +101,7 @@ func (c *command) show(ctx context.Context, r *jobrun.Runner) (int, error) {
 		}
 		return ExitFine, c.print(v)
 	}
-	fields(c.out, c.width, describe(rec, stale)...)
+	fields(c.out, c.width, describe(words{}, rec, stale)...)
 	for _, line := range c.advice(rec, stale) {
 		fmt.Fprintln(c.out, line)
 	}
@@ -134,7 +134,7 @@ func (c *command) stale(ctx context.Context, r *jobrun.Runner) (int, error) {
 		if i > 0 {
 			fmt.Fprintln(c.out)
 		}
-		fields(c.out, c.width, describe(s.Record, &s)...)
+		fields(c.out, c.width, describe(words{}, s.Record, &s)...)
 	}
 	if len(all) > 0 {
 		fmt.Fprintln(c.out, "\n"+wrap(fmt.Sprintf("Look at the processes before \"%s mark-failed KEY --reason ...\".", c.name), c.width))
@@ -206,7 +206,7 @@ func (c *command) attention(ctx context.Context, r *jobrun.Runner) (int, error) 
 			attempt = strconv.Itoa(p.Record.Attempt)
 		}
 		runs = append(runs, jobrun.Record{StartedAt: p.Since})
-		t.add(p.Key, string(p.Kind), clock(p.Since), attempt, cmp.Or(note(p.Record), meaning[p.Kind]))
+		t.add(p.Key, string(p.Kind), clock(p.Since), attempt, cmp.Or(note(words{}, p.Record), meaning[p.Kind]))
 	}
 	if len(problems) == 0 && failed == nil {
 		fmt.Fprintln(c.out, "Nothing needs a person.")
