@@ -33,8 +33,9 @@ func TestBadFlagsAreRefusedBeforeAnythingStarts(t *testing.T) {
 		{"-grace=-1s", "-grace is -1s, allowed: 0 or more"},
 		{"-grace=soon", "invalid value"},
 		{"now", `unexpected argument "now"`},
+		{"-demo -database-url=postgres://localhost/shop", "-demo writes runs that never happened"},
 	} {
-		if _, err := parseFlags([]string{c.args}, &bytes.Buffer{}); err == nil || !strings.Contains(err.Error(), c.want) {
+		if _, err := parseFlags(strings.Fields(c.args), &bytes.Buffer{}); err == nil || !strings.Contains(err.Error(), c.want) {
 			t.Errorf("%s: %v, want %q", c.args, err, c.want)
 		}
 	}

@@ -30,6 +30,7 @@ import (
 	"github.com/robfig/cron/v3"
 
 	"github.com/seed-ccb5b62c/jobrun"
+	"github.com/seed-ccb5b62c/jobrun/ops"
 )
 
 const exitCodes = `
@@ -47,6 +48,7 @@ type config struct {
 	grace       time.Duration
 	webhook     string
 	fast        bool
+	demo        bool
 }
 
 func main() {
@@ -81,6 +83,7 @@ func parseFlags(args []string, out io.Writer) (c config, err error) {
 	f.DurationVar(&c.grace, "grace", 20*time.Second, "`time` that running jobs have to finish after SIGTERM")
 	f.StringVar(&c.webhook, "webhook", os.Getenv("ALERT_WEBHOOK"), "`URL` to post alerts to; empty: ALERT_WEBHOOK, and without that a receiver of the example's own")
 	f.BoolVar(&c.fast, "fast", false, "for a look: trigger the jobs every 2 s")
+	f.BoolVar(&c.demo, "demo", false, "for a look at the admin page: runs in every state, and whoever opens it may act; only on the throw-away server")
 	if err := f.Parse(args); err != nil {
 		return c, err
 	}
@@ -91,6 +94,9 @@ func parseFlags(args []string, out io.Writer) (c config, err error) {
 		return c, fmt.Errorf("-grace is %s, allowed: 0 or more", c.grace)
 	}
 	c.databaseURL = cmp.Or(c.databaseURL, os.Getenv("DATABASE_URL"))
+	if c.demo && c.databaseURL != "" {
+		return c, errors.New("-demo writes runs that never happened: it takes no database, neither by -database-url nor by DATABASE_URL")
+	}
 	c.zone, err = time.LoadLocation(*zone)
 	if err != nil || *zone == "" || c.zone == time.Local { // "" would be UTC, Local that of the host
 		return c, fmt.Errorf("-zone %q: want the name of a time zone, such as Asia/Seoul", *zone)
@@ -141,13 +147,19 @@ func run(ctx context.Context, c config, stdout, stderr io.Writer) error {
 	jobCtx := context.WithoutCancel(ctx)
 	scheduler := cron.New(cron.WithLocation(c.zone)) // else "0 1 * * *" is 01:00 of the host
 	jobs := []scheduledJob{settlement(pool, c), inventorySync(pool, c)}
+	if c.demo {
+		jobs = append(jobs, demoJobs()...)
+		if err := fillDemo(ctx, runner, pool, jobs); err != nil {
+			return err
+		}
+	}
 	for _, j := range jobs {
 		if _, err := runner.Schedule(jobCtx, scheduler, j.spec, j.Job); err != nil {
 			return err
 		}
 	}
 	retrySpec, lookEvery := "@every 1m", 30*time.Second
-	if c.fast {
+	if c.fast || c.demo {
 		retrySpec, lookEvery = "@every 2s", time.Second
 	}
 	// cron calls this on a goroutine of its own each time. A slow retry does not
@@ -169,7 +181,7 @@ func run(ctx context.Context, c config, stdout, stderr io.Writer) error {
 	if err != nil {
 		return err
 	}
-	server := &http.Server{Handler: handler(runner, jobs, c.zone, log), ReadHeaderTimeout: 5 * time.Second}
+	server := &http.Server{Handler: handler(runner, jobs, c, log), ReadHeaderTimeout: 5 * time.Second}
 
 	var background sync.WaitGroup
 	defer background.Wait()
@@ -183,6 +195,7 @@ func run(ctx context.Context, c config, stdout, stderr io.Writer) error {
 	background.Go(func() { newAlerter(runner, pool, c.webhook, log).watch(ctx, lookEvery) })
 	scheduler.Start()
 	fmt.Fprintf(stdout, "listening on http://%s\n", listener.Addr())
+	fmt.Fprintf(stdout, "admin page: http://%s/admin/jobs/\n", listener.Addr())
 
 	<-ctx.Done()
 	err = stop(jobCtx, c.grace, scheduler, server, runner, log) // ctx has ended
@@ -241,10 +254,18 @@ func closePool(pool *pgxpool.Pool) {
 	}
 }
 
-// handler answers /healthz and /. Whoever reaches the port reads the answers, so
+// handler answers /healthz, / and the admin page. Whoever reaches the port reads the answers, so
 // they hold no error text: that may name hosts, users and data. It is in the log.
-func handler(runner *jobrun.Runner, jobs []scheduledJob, zone *time.Location, log *slog.Logger) http.Handler {
+func handler(runner *jobrun.Runner, jobs []scheduledJob, c config, log *slog.Logger) http.Handler {
 	mux := http.NewServeMux()
+	page := &ops.PageOptions{Attention: attention, Logger: log}
+	if c.demo {
+		// A real one reads the session of the service's own login, and whether the
+		// person may do this. Without Authorize the page only shows. Either way it
+		// belongs behind whatever lets only colleagues in.
+		page.Authorize = func(*http.Request) (string, error) { return "demo", nil }
+	}
+	mux.Handle("/admin/jobs/", ops.Page(runner, page))
 	// For the monitoring, not for a liveness probe: no restart mends a FAILED run.
 	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, r *http.Request) {
 		ctx, cancel := context.WithTimeout(r.Context(), 3*time.Second)
@@ -285,7 +306,7 @@ func handler(runner *jobrun.Runner, jobs []scheduledJob, zone *time.Location, lo
 			records = append(records, latest...)
 		}
 		w.Header().Set("Content-Type", "text/plain; charset=utf-8")
-		fmt.Fprintf(w, "business date %s in %s\n\n", runner.Today(), zone)
+		fmt.Fprintf(w, "business date %s in %s\n\n", runner.Today(), c.zone)
 		table := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
 		fmt.Fprintln(table, "RUN\tSTATUS\tATTEMPT\tSTARTED\tITEMS\tWORKER")
 		for _, rec := range records {

@@ -8,10 +8,12 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"html"
 	"io"
 	"log/slog"
 	"net/http"
 	"net/http/httptest"
+	"net/url"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -45,6 +47,7 @@ func TestProgram(t *testing.T) {
 		"failed settlement is retried":               testRetry,
 		"health follows the runs":                    testHealth,
 		"throw-away database":                        testThrowAwayDatabase,
+		"demonstration of every state":               testDemo,
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
@@ -291,6 +294,55 @@ func testThrowAwayDatabase(t *testing.T, bin string) {
 	}
 	if out := s.out.String(); !strings.Contains(out, "listening on http://127.0.0.1:") {
 		t.Errorf("it printed %q", out)
+	}
+}
+
+// The page shows every state, and the re-run that is approved there is executed.
+func testDemo(t *testing.T, bin string) {
+	if os.Getenv("JOBRUN_TEST_DATABASE_URL") != "" {
+		t.Skip("the tests were given a server, so there may be no programs to start one")
+	}
+	s := start(t, bin, "-demo")
+	if want := "admin page: " + s.url + "/admin/jobs/\n"; !strings.Contains(s.out.String(), want) {
+		t.Errorf("it printed %q, want %q", s.out.String(), want)
+	}
+	var missing []string
+	eventually(t, "every state is on the page", func() bool {
+		_, overview := s.get("/admin/jobs/")
+		overview, _, _ = strings.Cut(overview, `class="legend"`) // which names them all
+		missing = nil
+		for _, state := range []string{"STALE", "MISSED", "FAILED", "RETRYING", "RUNNING", "SKIPPED", "SUCCEEDED", "no run"} {
+			if !strings.Contains(overview, state) {
+				missing = append(missing, state)
+			}
+		}
+		return len(missing) == 0
+	})
+	_, list := s.get("/admin/jobs/runs?job=customer-notices&status=FAILED")
+	link := regexp.MustCompile(`run\?key=(customer-notices%3A[0-9-]+)`).FindStringSubmatch(list)
+	if link == nil {
+		t.Fatal(list)
+	}
+	if _, page := s.get("/admin/jobs/run?key=" + link[1]); !strings.Contains(page, "no address of customer 1008") {
+		t.Error(page)
+	}
+	_, question := s.get("/admin/jobs/confirm?do=rerun&key=" + link[1])
+	form := url.Values{"reason": {"the addresses are there"}}
+	for _, m := range regexp.MustCompile(`<input type="hidden" name="([^"]*)" value="([^"]*)">`).FindAllStringSubmatch(question, -1) {
+		form.Set(m[1], html.UnescapeString(m[2]))
+	}
+	response, err := client.PostForm(s.url+"/admin/jobs/act", form)
+	if err != nil {
+		t.Fatal(err)
+	}
+	_ = response.Body.Close()
+	eventually(t, "the approved re-run succeeds", func() bool {
+		_, page := s.get("/admin/jobs/run?key=" + link[1])
+		return strings.Contains(page, "SUCCEEDED") && strings.Contains(page, "the addresses are there")
+	})
+	s.signal(t, syscall.SIGTERM)
+	if code := s.wait(t); code != 0 {
+		t.Errorf("exit code %d", code)
 	}
 }
 
