@@ -42,12 +42,12 @@ var readmes = []string{"README.md", "README.ko.md"}
 const readmeContext = `
 	ctx context.Context, pool *pgxpool.Pool, zone *time.Location, runner *jobrun.Runner, job jobrun.Job, c *cron.Cron,
 	settle func(), settleDate func(context.Context, jobrun.Date) error, errBadInput error,
-	run *jobrun.Run, archiveAfter func(context.Context, pgx.Tx, int64) (int64, error),
+	run *jobrun.Run, archiveAfter func(context.Context, pgx.Tx, int64) (int64, error), mux *http.ServeMux,
 `
 
 // readmeImports are the packages that fragments may use without importing them.
 var readmeImports = map[string]string{
-	"context": "context", "errors": "errors", "fmt": "fmt", "log": "log", "os": "os", "strconv": "strconv", "time": "time",
+	"context": "context", "errors": "errors", "fmt": "fmt", "http": "net/http", "log": "log", "os": "os", "strconv": "strconv", "time": "time",
 	"pgx":     "github.com/jackc/pgx/v5",
 	"pgxpool": "github.com/jackc/pgx/v5/pgxpool", "cron": "github.com/robfig/cron/v3", "jobrun": "github.com/seed-ccb5b62c/jobrun",
 	"ops": "github.com/seed-ccb5b62c/jobrun/ops",

@@ -52,8 +52,8 @@ func (b *bench) history(ctx context.Context) error {
 		{"Stale", func(p place, _ string) error { _, err := p.r.Stale(ctx); return err }},
 		{"RetryDue, nothing due", func(p place, _ string) error { _, err := p.r.RetryDue(ctx, p.job); return err }},
 		{"Attention, 20 failed runs", func(p place, _ string) error { _, err := p.r.Attention(ctx, nil); return err }},
-		{"List, a page of 100 of one job", func(p place, _ string) error {
-			_, err := p.r.List(ctx, jobrun.Filter{Job: "job-007", Limit: 100})
+		{"List, a page of 20 of one job", func(p place, _ string) error {
+			_, err := p.r.List(ctx, jobrun.Filter{Job: "job-007", Limit: 20})
 			return err
 		}},
 	} {

@@ -6,6 +6,7 @@ import (
 	"io"
 	"math"
 	"slices"
+	"strconv"
 	"strings"
 	"time"
 
@@ -101,13 +102,25 @@ func (c *counts) add(name string, figures ...float64) {
 
 func (c *counts) print() { _, _ = io.WriteString(c.out, c.text.String()) }
 
+// ticks are 1, 2 and 5 times the powers of ten.
+func ticks(least, greatest float64) (all []plot.Tick) {
+	for power := math.Pow(10, math.Floor(math.Log10(least))); power <= greatest; power *= 10 {
+		for _, digit := range []float64{1, 2, 5} {
+			if v := digit * power; v >= least && v <= greatest {
+				all = append(all, plot.Tick{Value: v, Label: strconv.FormatFloat(v, 'g', 4, 64)})
+			}
+		}
+	}
+	return all
+}
+
 // chart draws the medians of a table against its first base, with what lies
 // between the least and the greatest, on a logarithmic axis.
 func chart(out io.Writer, t *table) error {
 	plot.DefaultFont = font.Font{Typeface: "Liberation", Variant: "Sans"}
 	p := plot.New()
-	p.Title.Text, p.X.Label.Text = t.work, "times what "+t.rows[0].base+" takes, logarithmic; the line: from least to greatest"
-	p.X.Scale, p.X.Tick.Marker = plot.LogScale{}, plot.LogTicks{Prec: -1}
+	p.Title.Text, p.X.Label.Text = t.work, "times what "+strings.ReplaceAll(t.rows[0].base, "`", "")+" takes (logarithmic)"
+	p.X.Scale, p.X.Tick.Marker = plot.LogScale{}, plot.TickerFunc(ticks)
 	var names []string
 	least, greatest := 0.5, 2.0
 	for _, row := range slices.Backward(t.rows) { // the axis goes up

@@ -34,7 +34,7 @@ type Store struct {
 	Schema string
 
 	claim, reclaim, skip, finish, abandon, beat, standing string
-	get, list, history, stale                             string
+	get, history, stale                                   string
 	markFailed, approve, approveReset, skipFailed         string
 	skipNew, acted                                        string
 	due, present, first, attention, failing, prune        string
@@ -42,6 +42,7 @@ type Store struct {
 	checkpoint, saveCheckpoint                            string
 	countItems, pruneSlots, discard, jobs, days           string
 	pruneNext, pruneItems                                 [len(ledgers)]string
+	list                                                  [1 << len(statuses)]string
 }
 
 // New returns the statements for the tables in schema.
@@ -54,12 +55,15 @@ func New(schema string) *Store {
 		Schema: schema,
 		claim:  q(claimSQL), reclaim: q(reclaimSQL), skip: q(skipSQL), finish: q(finishSQL), abandon: q(abandonSQL),
 		beat: q(beatSQL), standing: q(standingSQL),
-		get: q(getSQL), list: q(listSQL), history: q(historySQL), stale: q(staleSQL),
+		get: q(getSQL), history: q(historySQL), stale: q(staleSQL),
 		markFailed: q(markFailedSQL), approve: q(approveSQL), approveReset: q(approveResetSQL), skipFailed: q(skipFailedSQL), skipNew: q(skipNewSQL), acted: q(actedSQL),
 		fence: q(fenceSQL), seal: q(sealSQL), take: q(takeSQL), done: q(doneSQL),
 		failItem: q(failItemSQL), failedItems: q(failedItemsSQL), countItems: q(countItemsSQL), checkpoint: q(checkpointSQL), saveCheckpoint: q(saveSQL),
 		due: q(dueSQL), present: q(presentSQL), first: q(firstSQL), attention: q(attentionSQL), failing: q(failingSQL), prune: q(pruneSQL),
 		pruneSlots: q(pruneSlotsSQL), discard: q(discardSQL), jobs: q(jobsSQL), days: q(daysSQL),
+	}
+	for known := range s.list {
+		s.list[known] = q(listSQL(known))
 	}
 	for i, ledger := range ledgers {
 		s.pruneNext[i], s.pruneItems[i] = q(pruneNextSQL(ledger)), q(pruneItemsSQL(ledger))
