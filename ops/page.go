@@ -57,7 +57,7 @@ var templates = func() map[string]*template.Template {
 		all[name] = template.Must(template.New(name).Funcs(template.FuncMap{
 			"text": func(s string) string { return visible(s, "\n\t") },
 			"line": func(s string) string { return visible(firstLine(s), "") },
-			"when": clock, "short": short, "mark": mark,
+			"when": clock, "short": short, "mark": mark, "count": func(n int64) string { return items(n, 0) },
 		}).ParseFS(pageFiles, "page/layout.html", "page/"+name+".html"))
 	}
 	return all

@@ -358,7 +358,7 @@ func (w words) historyLine(h jobrun.HistoryEntry, now jobrun.Record) historyLine
 		l.Note += ", " + short(h.FinishedAt.Sub(h.At))
 	}
 	if h.ItemsProcessed > 0 || h.ItemsFailed > 0 {
-		l.Note += ", " + w.T("items") + " " + items(h.ItemsProcessed, h.ItemsFailed)
+		l.Note += ", " + fmt.Sprintf(w.T("%s items"), items(h.ItemsProcessed, h.ItemsFailed))
 	}
 	return l
 }

@@ -226,6 +226,8 @@ var koreanWords = map[string]string{
 	"items reset":            "처리 기록 초기화",
 	"another program":        "다른 프로그램",
 
+	"%s items":                    "%s건",
+	"usually %s":                  "평소 %s",
 	"%d by %s":                    "%d회차, %s",
 	"none: it was never executed": "없음: 실행된 적이 없습니다",
 	"%s, after %s":                "%s, 소요 %s",

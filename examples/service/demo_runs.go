@@ -117,6 +117,21 @@ func fillDemo(ctx context.Context, runner *jobrun.Runner, pool *pgxpool.Pool, jo
 	if err != nil {
 		return fmt.Errorf("demo runs: %w", err)
 	}
+	// As if they had been executed at two in the morning, and taken some minutes.
+	_, err = pool.Exec(ctx, `
+		WITH run AS (
+			UPDATE batch_job_run
+			SET started_at = (business_date + 1 + time '02:00') AT TIME ZONE $1, finished_at = (business_date + 1 + time '02:07') AT TIME ZONE $1 + extract(day FROM business_date) * interval '7 s'
+			WHERE business_date < $2 AND attempt = 1
+			RETURNING *
+		)
+		UPDATE batch_job_attempt AS a
+		SET started_at = run.started_at, heartbeat_at = run.started_at, finished_at = run.finished_at
+		FROM run
+		WHERE a.job_key = run.job_key`, runner.Zone().String(), runner.Today())
+	if err != nil {
+		return fmt.Errorf("demo runs: %w", err)
+	}
 	// What a process leaves behind that was killed in the night.
 	_, err = pool.Exec(ctx, `
 		WITH run AS (
