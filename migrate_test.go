@@ -1002,8 +1002,8 @@ UNION ALL SELECT f.proname::text FROM pg_proc AS f WHERE f.pronamespace = 'publi
 	none("foreign keys", `SELECT conrelid::regclass || ' ' || conname FROM pg_constraint WHERE contype = 'f'`)
 	none("indexes on heartbeat_at", `
 SELECT i.indexrelid::regclass::text FROM pg_index AS i WHERE pg_get_indexdef(i.indexrelid) LIKE '%heartbeat_at%'`)
-	none("constraints on batch_job_run besides its key", `
-SELECT conname::text FROM pg_constraint WHERE conrelid = 'batch_job_run'::regclass AND contype <> 'p'`)
+	none("constraints on batch_job_run besides its key and NOT NULL, which is one since PostgreSQL 18", `
+SELECT conname::text FROM pg_constraint WHERE conrelid = 'batch_job_run'::regclass AND contype NOT IN ('p', 'n')`)
 	none("triggers, rules and policies on batch_job_run", `
 SELECT tgname::text FROM pg_trigger WHERE tgrelid = 'batch_job_run'::regclass
 UNION ALL SELECT rulename::text FROM pg_rewrite WHERE ev_class = 'batch_job_run'::regclass
