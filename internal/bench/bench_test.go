@@ -30,7 +30,7 @@ func TestEveryWork(t *testing.T) {
 	for _, want := range []string{
 		"| jobrun | bare |", "| jobrun | by hand, with history |", "| jobrun | jobrun's own by hand |", "| DBOS, no step | bare |", "| DBOS, 1 step | bare |",
 		"| River | bare |", "| pglock | bare |", "| gocron, advisory lock | bare |", "| jobrun, the default | ", "64 calls for one key", "200 jobs at one instant",
-		"a run that fails once", "what one run takes", "500 running attempts", "Attention, 20 failed runs, 2000 old runs", "`batch_job_run_pkey`",
+		"a run that fails once", "what one run takes", "500 running attempts", "Attention, 20 failed runs beside old runs", "| 2000 | 10000 |", "a winning claim alone", "`batch_job_run_pkey`",
 	} {
 		if !strings.Contains(out.String(), want) {
 			t.Errorf("no %q", want)
@@ -68,7 +68,7 @@ func TestCompareTakesPairs(t *testing.T) {
 }
 
 func TestArgumentsThatMeanNothingAreRefused(t *testing.T) {
-	for _, args := range [][]string{{"-only", "everything"}, {"-pairs", "0"}, {"-old", "5"}, {"run"}, {"-slice", "0"}} {
+	for _, args := range [][]string{{"-only", "everything"}, {"-pairs", "0"}, {"-old", "5"}, {"-old", "2000,x"}, {"-sides", "nonsense"}, {"run"}, {"-slice", "0"}} {
 		if err := command(t.Context(), args, new(bytes.Buffer)); err == nil {
 			t.Errorf("%q: no error", args)
 		}

@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"fmt"
+	"strconv"
 	"strings"
 
 	"github.com/jackc/pgx/v5"
@@ -11,7 +12,7 @@ import (
 	"github.com/seed-ccb5b62c/jobrun"
 )
 
-// history is the same calls on a table with few old runs and on one with many.
+// history is the same calls on a table with few old runs and on those with many.
 func (b *bench) history(ctx context.Context) error {
 	admin, err := open(ctx, b.url, 1)
 	if err != nil {
@@ -25,7 +26,12 @@ func (b *bench) history(ctx context.Context) error {
 		job  jobrun.Job
 	}
 	places := map[string]place{}
-	for name, runs := range map[string]int{"few": few, "many": b.old} {
+	var many []string
+	for _, runs := range append([]int{few}, b.old...) {
+		name := strconv.Itoa(runs)
+		if runs != few {
+			many = append(many, name)
+		}
 		if _, err := admin.Exec(ctx, `CREATE DATABASE old_`+name); err != nil {
 			return err
 		}
@@ -57,8 +63,8 @@ func (b *bench) history(ctx context.Context) error {
 			return err
 		}},
 	} {
-		t := b.out.table(fmt.Sprintf("%s, %d old runs against %d", work.name, b.old, few), "time of one call")
-		err := b.against(t, "few", []string{"many"}, func(name string) (slice, error) {
+		t := b.out.table(work.name+" beside old runs", "time of one call")
+		err := b.against(t, strconv.Itoa(few), many, func(name string) (slice, error) {
 			p := places[name]
 			return sized(func(n int) slice {
 				return sliceOf(ctx, n, 1, func(_ context.Context, key string) error { return work.do(p, key) })
@@ -68,13 +74,17 @@ func (b *bench) history(ctx context.Context) error {
 			return err
 		}
 	}
-	rows, _ := places["many"].pool.Query(ctx, `
+	if len(many) == 0 {
+		return nil
+	}
+	most := many[len(many)-1]
+	rows, _ := places[most].pool.Query(ctx, `
 		SELECT c.relname, pg_relation_size(c.oid) / 1e6
 		FROM pg_class AS c
 		JOIN pg_namespace AS n ON n.oid = c.relnamespace
 		WHERE n.nspname = 'jobrun' AND c.relkind IN ('r', 'i') AND c.relname ~ '^batch_job_(run|attempt)'
 		ORDER BY c.relkind DESC, c.relname`)
-	c := b.out.counts(fmt.Sprintf("size of tables and indexes with %d old runs", b.old), "MB")
+	c := b.out.counts("size of tables and indexes with "+most+" old runs", "MB")
 	defer c.print()
 	var name string
 	var size float64

@@ -19,6 +19,8 @@ import (
 	"path/filepath"
 	"runtime"
 	"runtime/debug"
+	"slices"
+	"strconv"
 	"strings"
 	"syscall"
 	"time"
@@ -42,20 +44,30 @@ func command(ctx context.Context, args []string, out io.Writer) error {
 		all[i] = w.name
 	}
 	flags := flag.NewFlagSet("bench", flag.ContinueOnError)
-	b := &bench{out: &report{out: out}}
-	flags.IntVar(&b.pairs, "pairs", 30, "pairs of slices for each figure")
+	b := &bench{out: &report{out: out}, old: []int{1_000_000}}
+	flags.IntVar(&b.pairs, "pairs", 16, "pairs of slices for each figure")
 	flags.DurationVar(&b.slice, "slice", 100*time.Millisecond, "how long a slice should take")
-	flags.IntVar(&b.old, "old", 1_000_000, "old runs in the long history")
+	flags.Func("old", "`runs` in the long histories, a list with commas, at least 1000 each (default 1000000)", func(list string) error {
+		b.old = nil
+		for text := range strings.SplitSeq(list, ",") {
+			n, err := strconv.Atoi(text)
+			if err != nil || n < 1000 || n == 10_000 || slices.Contains(b.old, n) {
+				return errors.New("want numbers of runs, at least 1000, not 10000, which they are compared with")
+			}
+			b.old = append(b.old, n)
+		}
+		return nil
+	})
 	flags.IntVar(&b.items, "items", 100_000, "items of one run")
-	flags.IntVar(&b.beats, "beats", 100_000, "beats of which the HOT ones are counted")
-	only := flags.String("only", strings.Join(all, ","), "what to measure")
-	flags.Var(&b.sides, "sides", "which of the sides are measured, by the beginning of their names; none: all")
-	dir := flags.String("charts", "", "where to write charts; none: no charts")
+	flags.IntVar(&b.beats, "beats", 100_000, "heartbeats to send, to count the HOT updates among them")
+	only := flags.String("only", strings.Join(all, ","), "what to measure, a list with commas")
+	flags.Var(&b.sides, "sides", "which sides to measure beside the bare statements, a list of beginnings of their names with commas, such as jobrun,River; none: all")
+	dir := flags.String("charts", "", "`directory` for charts, as seen from internal/bench; none: no charts")
 	if err := flags.Parse(args); err != nil {
 		return err
 	}
-	if flags.NArg() > 0 || b.pairs < 1 || b.old < 1000 || b.items < 1 || b.beats < 1 || b.slice <= 0 {
-		return errors.New("-pairs, -items, -beats and -slice are positive, -old is at least 1000, and there are no further arguments")
+	if flags.NArg() > 0 || b.pairs < 1 || b.items < 1 || b.beats < 1 || b.slice <= 0 {
+		return errors.New("-pairs, -items, -beats and -slice are positive, and there are no further arguments")
 	}
 	for name := range strings.SplitSeq(*only, ",") {
 		if !strings.Contains(","+strings.Join(all, ",")+",", ","+name+",") {

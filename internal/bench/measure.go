@@ -40,8 +40,9 @@ type comparison struct {
 	pairs   int
 }
 
-// compare lets two sides work in turn, a b b' and b' b a, for as many pairs: the
-// ratio is that of neighbours, so that what changes slowly touches both.
+// compare lets two sides work in turn, b a b', for as many pairs: the ratio is that of
+// a to the mean of its neighbours, so that what changes slowly touches both, and what
+// one leaves behind for the next is not to the advantage of the one side only.
 func compare(pairs int, a, b slice) (c comparison, err error) {
 	var ratios, controls, bases []float64
 	timed := func(s slice) (seconds float64) {
@@ -52,17 +53,13 @@ func compare(pairs int, a, b slice) (c comparison, err error) {
 	}
 	timed(a) // connections, plans
 	timed(b)
-	for n := range pairs {
-		var one, two, three float64
-		if n%2 == 0 {
-			one, two, three = timed(a), timed(b), timed(b)
-		} else {
-			three, two, one = timed(b), timed(b), timed(a)
-		}
+	for range pairs {
+		before, one, after := timed(b), timed(a), timed(b)
 		if err != nil {
 			return c, err
 		}
-		ratios, controls, bases = append(ratios, one/two), append(controls, three/two), append(bases, two)
+		base := (before + after) / 2
+		ratios, controls, bases = append(ratios, one/base), append(controls, after/before), append(bases, base)
 	}
 	return comparison{spreadOf(ratios), spreadOf(controls), spreadOf(bases), pairs}, nil
 }

@@ -22,7 +22,8 @@ import (
 	"github.com/riverqueue/river/rivermigrate"
 )
 
-// riverArgs is a job of River's, unique by its key whatever became of it.
+// riverArgs is a job of River's, unique by its key until River removes it, which is a day
+// after it was completed.
 type riverArgs struct {
 	Key string `json:"key" river:"unique"`
 }
@@ -103,11 +104,11 @@ func newRiver(ctx context.Context, pool *pgxpool.Pool) (*side, error) {
 			_, _, err := insert(ctx, key)
 			return err
 		},
-		bulk: func(ctx context.Context, n int) slice {
+		bulk: func(ctx context.Context, n, workers int) slice {
 			return func() (float64, error) {
 				begin := time.Now()
 				ids := make(chan int64, n)
-				err := spreadOver(8, n, func() error {
+				err := spreadOver(workers, n, func() error {
 					id, _, err := insert(ctx, fresh())
 					ids <- id
 					return err
@@ -119,6 +120,31 @@ func newRiver(ctx context.Context, pool *pgxpool.Pool) (*side, error) {
 					}
 				}
 				return time.Since(begin).Seconds() / float64(n), err
+			}
+		},
+		many: func(ctx context.Context, n int) slice {
+			return func() (float64, error) {
+				begin := time.Now()
+				var ids []int64
+				for start := 0; start < n; start += 1000 {
+					params := make([]river.InsertManyParams, min(1000, n-start))
+					for i := range params {
+						params[i] = river.InsertManyParams{Args: riverArgs{Key: fresh()}}
+					}
+					results, err := client.InsertMany(ctx, params)
+					if err != nil {
+						return 0, err
+					}
+					for _, r := range results {
+						ids = append(ids, r.Job.ID)
+					}
+				}
+				for _, id := range ids {
+					if err := wait(ctx, id); err != nil {
+						return 0, err
+					}
+				}
+				return time.Since(begin).Seconds() / float64(n), nil
 			}
 		},
 		end: func() {

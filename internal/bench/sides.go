@@ -16,11 +16,13 @@ import (
 
 // A side does the same work in its own way, over a pool of its own.
 type side struct {
-	name string
-	run  operation                              // a complete run of a function that does nothing
-	call operation                              // a call for a key, won or lost: "run" for all but the bare statements
-	bulk func(ctx context.Context, n int) slice // where runs are not to be waited for one by one: so many at once
-	end  func()
+	name  string
+	run   operation                                       // a complete run of a function that does nothing
+	call  operation                                       // a call for a key, won or lost: "run" for all but the bare statements
+	claim operation                                       // the first half of a run, of the sides that have one
+	bulk  func(ctx context.Context, n, workers int) slice // where runs are not to be waited for one by one: so many, begun by so many
+	many  func(ctx context.Context, n int) slice          // the same, begun in batches of 1000
+	end   func()
 }
 
 var (
@@ -167,6 +169,10 @@ func newBare(ctx context.Context, pool *pgxpool.Pool) (*side, error) {
 			}
 			return err
 		},
+		claim: func(ctx context.Context, key string) error {
+			_, err := claim(ctx, key)
+			return err
+		},
 	}, nil
 }
 
@@ -174,14 +180,21 @@ func newHand(ctx context.Context, pool *pgxpool.Pool) (*side, error) {
 	if _, err := migrated(ctx, pool, "hand", jobrun.Options{}); err != nil {
 		return nil, err
 	}
-	return &side{run: func(ctx context.Context, key string) error {
-		token := uuid.NewString()
-		if _, err := pool.Exec(ctx, handClaim, key+suffix, worker, key, "2026-09-15", token); err != nil {
-			return err
-		}
-		_, err := pool.Exec(ctx, handFinish, key+suffix, token)
+	claim := func(ctx context.Context, key, token string) error {
+		_, err := pool.Exec(ctx, handClaim, key+suffix, worker, key, "2026-09-15", token)
 		return err
-	}}, nil
+	}
+	return &side{
+		run: func(ctx context.Context, key string) error {
+			token := uuid.NewString()
+			if err := claim(ctx, key, token); err != nil {
+				return err
+			}
+			_, err := pool.Exec(ctx, handFinish, key+suffix, token)
+			return err
+		},
+		claim: func(ctx context.Context, key string) error { return claim(ctx, key, uuid.NewString()) },
+	}, nil
 }
 
 // newFloor is jobrun's statements without jobrun.
@@ -190,17 +203,27 @@ func newFloor(ctx context.Context, pool *pgxpool.Pool) (*side, error) {
 		return nil, err
 	}
 	s := store.New("floor")
-	return &side{run: func(ctx context.Context, key string) error {
-		row, _, err := s.Claim(ctx, pool, store.Claim{
+	claim := func(ctx context.Context, key string) (row store.Row, err error) {
+		row, _, err = s.Claim(ctx, pool, store.Claim{
 			Key: key + suffix, Job: key, Date: "2026-09-15", Token: uuid.NewString(), Worker: worker, Trigger: "MANUAL",
 			ScheduledFor: time.Now(), Lease: 2 * time.Minute, StaleAfter: 20 * time.Minute,
 		}, 10*time.Second)
-		if err != nil || row.Status != "RUNNING" {
+		return row, err
+	}
+	return &side{
+		run: func(ctx context.Context, key string) error {
+			row, err := claim(ctx, key)
+			if err != nil || row.Status != "RUNNING" {
+				return err
+			}
+			_, _, err = s.Finish(ctx, pool, row, store.Outcome{Status: "SUCCEEDED", Next: -1}, 10*time.Second)
 			return err
-		}
-		_, _, err = s.Finish(ctx, pool, row, store.Outcome{Status: "SUCCEEDED", Next: -1}, 10*time.Second)
-		return err
-	}}, nil
+		},
+		claim: func(ctx context.Context, key string) error {
+			_, err := claim(ctx, key)
+			return err
+		},
+	}, nil
 }
 
 func newJobrun(ctx context.Context, pool *pgxpool.Pool) (*side, error) {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"math/rand/v2"
 	"slices"
 	"strings"
@@ -19,7 +20,7 @@ type bench struct {
 	pairs int           // of slices for each figure
 	slice time.Duration // how long one should take
 	sides prefixes
-	old   int // how many old runs the long history has
+	old   []int // how many old runs the long histories have
 	items int
 	beats int // for the share of HOT updates
 	out   *report
@@ -31,6 +32,7 @@ var works = []struct {
 	do   func(b *bench, ctx context.Context) error
 }{
 	{"run", (*bench).lifecycles},
+	{"claim", (*bench).claims},
 	{"lost", (*bench).losing},
 	{"race", (*bench).racers},
 	{"fleet", (*bench).fleet},
@@ -93,6 +95,12 @@ func (p *prefixes) String() string { return strings.Join(*p, ",") }
 
 func (p *prefixes) Set(list string) error {
 	*p = strings.Split(list, ",")
+	for _, prefix := range *p {
+		names := slices.Sorted(maps.Keys(sides))
+		if !slices.ContainsFunc(names, func(name string) bool { return strings.HasPrefix(name, prefix) }) {
+			return fmt.Errorf("none of the sides begins with %q: %s", prefix, strings.Join(names, "; "))
+		}
+	}
 	return nil
 }
 
@@ -111,7 +119,7 @@ func (b *bench) lifecycles(ctx context.Context) error {
 		err := b.with(ctx, b.url, workers+2, append([]string{"bare"}, peers...), func(all map[string]*side) error {
 			make := func(name string) (slice, error) {
 				if all[name].bulk != nil && workers > 1 { // long enough for a pipeline to fill
-					return sized(func(n int) slice { return all[name].bulk(ctx, n) }, workers, 20*b.slice)
+					return sized(func(n int) slice { return all[name].bulk(ctx, n, workers) }, workers, 20*b.slice)
 				}
 				return sized(func(n int) slice { return sliceOf(ctx, n, workers, all[name].run) }, workers, b.slice)
 			}
@@ -133,6 +141,17 @@ func (b *bench) lifecycles(ctx context.Context) error {
 		}
 	}
 	return nil
+}
+
+// claims is a winning claim, which nobody finishes.
+func (b *bench) claims(ctx context.Context) error {
+	peers := b.sides.wanted("by hand, with history", "jobrun's own by hand")
+	t := b.out.table("a winning claim alone", "time of one claim")
+	return b.with(ctx, b.url, 3, append([]string{"bare"}, peers...), func(all map[string]*side) error {
+		return b.against(t, "bare", peers, func(name string) (slice, error) {
+			return sized(func(n int) slice { return sliceOf(ctx, n, 1, all[name].claim) }, 1, b.slice)
+		})
+	})
 }
 
 // losing is a call for a key that somebody has finished before.
@@ -166,14 +185,15 @@ func (b *bench) racers(ctx context.Context) error {
 		race := func(name string) (took []float64, err error) {
 			var wg sync.WaitGroup
 			took, errs, start, key := make([]float64, n), make([]error, n), make(chan struct{}), fresh()
+			var begin time.Time // the instant, for all of them
 			for i := range n {
 				wg.Go(func() {
 					<-start
-					begin := time.Now()
 					errs[i] = all[name].call(ctx, key)
 					took[i] = time.Since(begin).Seconds()
 				})
 			}
+			begin = time.Now()
 			close(start)
 			wg.Wait()
 			return took, errors.Join(errs...)
@@ -225,7 +245,7 @@ func (b *bench) fleet(ctx context.Context) error {
 		}
 	}
 	at := map[string][]*side{"jobrun": ours, "bare": bare}
-	return b.against(t, "bare", []string{"jobrun"}, func(name string) (slice, error) {
+	return b.against(t, "bare", b.sides.wanted("jobrun"), func(name string) (slice, error) {
 		return func() (float64, error) {
 			keys := make([]string, jobs)
 			for i := range keys {
@@ -269,7 +289,7 @@ func (b *bench) costs(ctx context.Context) error {
 		return err
 	}
 	defer admin.Close()
-	names := []string{"bare", "by hand, with history", "jobrun's own by hand", "jobrun", "DBOS, no step", "DBOS, 1 step", "River", "pglock", "gocron, advisory lock"}
+	names := append([]string{"bare"}, b.sides.wanted("by hand, with history", "jobrun's own by hand", "jobrun", "DBOS, no step", "DBOS, 1 step", "River", "pglock", "gocron, advisory lock")...)
 	t := b.out.counts("what one run takes, 8 at a time", "WAL in bytes", "round trips", "allocations")
 	lost := b.out.counts("what a call for a run that is done takes", "WAL in bytes", "round trips", "allocations")
 	defer lost.print()
@@ -278,8 +298,14 @@ func (b *bench) costs(ctx context.Context) error {
 		err := b.with(ctx, proxy.URL(), 10, []string{name}, func(all map[string]*side) error {
 			s := all[name]
 			count := func(rows *counts, fn func() error) error {
-				if err := fn(); err != nil { // connections, plans
+				// A page that is changed for the first time after a checkpoint is in the WAL as a whole.
+				if _, err := admin.Exec(ctx, `CHECKPOINT`); err != nil {
 					return err
+				}
+				for range 3 { // connections, plans, and those pages
+					if err := fn(); err != nil {
+						return err
+					}
 				}
 				trips := proxy.Requests()
 				var wal float64
@@ -294,7 +320,7 @@ func (b *bench) costs(ctx context.Context) error {
 			}
 			err := count(t, func() error {
 				if s.bulk != nil {
-					_, err := s.bulk(ctx, n)()
+					_, err := s.bulk(ctx, n, 8)()
 					return err
 				}
 				return spreadOver(8, n, func() error { return s.run(ctx, fresh()) })
