@@ -318,13 +318,13 @@ func TestInfiniteTimesDoNotHideStaleRuns(t *testing.T) {
 	db := pgtest.New(t)
 	r := newRunner(t, db.Pool, jobrun.Options{})
 	exec(t, db.Pool, `INSERT INTO batch_job_run (job_key, status, worker_id, started_at, finished_at) VALUES
-		('odd:2026-01-01', 'RUNNING', 'node-1', '-infinity', NULL), ('odd:2026-01-02', 'SUCCEEDED', 'node-1', now(), 'infinity'),
+		('odd:2026-01-01', 'RUNNING', 'node-1', '-infinity', NULL), ('odd:2026-01-05', 'RUNNING', 'node-1', '294276-12-31 23:59:59.9+00', NULL), ('odd:2026-01-06', 'RUNNING', 'node-1', '4713-01-01 00:00:00+00 BC', NULL), ('odd:2026-01-02', 'SUCCEEDED', 'node-1', now(), 'infinity'),
 		('odd:2026-01-03', 'RUNNING', 'node-1', '2020-01-01', NULL), ('odd:2026-01-04', 'FAILED', 'node-1', '-infinity', 'infinity')`)
 	stale, err := r.Stale(t.Context())
-	if err != nil || len(stale) != 2 {
+	if err != nil || len(stale) != 3 {
 		t.Errorf("Stale: %+v, %v", stale, err)
 	}
-	if problems, err := r.Attention(t.Context(), nil); err != nil || len(problems) != 3 {
+	if problems, err := r.Attention(t.Context(), nil); err != nil || len(problems) != 4 {
 		t.Errorf("Attention: %+v, %v", problems, err)
 	}
 }

@@ -227,15 +227,18 @@ func (s *Store) applied(ctx context.Context, db DB, all []Migration) (n int, uns
 type column struct {
 	Table, Name, Type string
 	NotNull           bool
+	Collation         string // "": that of the database or "C", or another that tells the same texts apart as they do
 }
 
 // columns reads the columns of all jobrun tables that exist in the schema.
 func (s *Store) columns(ctx context.Context, db DB) ([]column, error) {
 	rows, err := db.Query(ctx, `
-SELECT c.relname::text, a.attname::text, pg_catalog.format_type(a.atttypid, a.atttypmod), a.attnotnull
+SELECT c.relname::text, a.attname::text, pg_catalog.format_type(a.atttypid, a.atttypmod), a.attnotnull,
+  CASE WHEN coalesce(l.collname, 'C') NOT IN ('default', 'C') AND (a.attname = 'job_key' OR NOT l.collisdeterministic) THEN l.collname::text ELSE '' END
 FROM pg_catalog.pg_class AS c
 JOIN pg_catalog.pg_namespace AS n ON n.oid = c.relnamespace
 JOIN pg_catalog.pg_attribute AS a ON a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped
+LEFT JOIN pg_catalog.pg_collation AS l ON l.oid = a.attcollation
 WHERE n.nspname = $1::text
   AND c.relname LIKE 'batch\_job\_%'
   AND c.relkind IN ('r', 'p')
@@ -268,12 +271,12 @@ WHERE n.nspname = $1::text
 
 // seed are the columns that other programs may rely on, and what they need to be.
 var seed = []column{
-	{"batch_job_run", "job_key", "character varying(120)", true},
-	{"batch_job_run", "status", "character varying(20)", true},
-	{"batch_job_run", "started_at", "timestamp with time zone", true},
-	{"batch_job_run", "finished_at", "timestamp with time zone", false},
-	{"batch_job_run", "worker_id", "character varying(80)", true},
-	{"batch_job_run", "error_message", "text", false},
+	{"batch_job_run", "job_key", "character varying(120)", true, ""},
+	{"batch_job_run", "status", "character varying(20)", true, ""},
+	{"batch_job_run", "started_at", "timestamp with time zone", true, ""},
+	{"batch_job_run", "finished_at", "timestamp with time zone", false, ""},
+	{"batch_job_run", "worker_id", "character varying(80)", true, ""},
+	{"batch_job_run", "error_message", "text", false, ""},
 }
 
 // misfits says what is wrong with the wanted columns among those that exist,
@@ -291,6 +294,10 @@ func misfits(want, have []column) (problems []string, missing []column) {
 		}
 		if !holds(got.Type, c.Type) {
 			problems = append(problems, fmt.Sprintf("column %s.%s is %s, want %s", c.Table, c.Name, got.Type, c.Type))
+		}
+		// Keys of two collations cannot be compared, and some collations take different texts for the same key.
+		if got.Collation != "" {
+			problems = append(problems, fmt.Sprintf(`column %[1]s.%[2]s has the collation %[3]q, want that of the database or "C": ALTER TABLE %[1]s ALTER COLUMN %[2]s TYPE %[4]s COLLATE "C"`, c.Table, c.Name, got.Collation, got.Type))
 		}
 		if got.NotNull != c.NotNull {
 			problems = append(problems, fmt.Sprintf("column %s.%s must be %s", c.Table, c.Name, map[bool]string{true: "NOT NULL", false: "nullable"}[c.NotNull]))

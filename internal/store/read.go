@@ -201,7 +201,7 @@ WITH found AS MATERIALIZED (
     ON session.pid = a.backend_pid
   WHERE r.status = 'RUNNING'
     AND (a.heartbeat_at + a.lease < now()
-      OR r.started_at + coalesce(a.stale_after, $1::bigint * interval '1 microsecond') < now())
+      OR r.started_at < now() - coalesce(a.stale_after, $1::bigint * interval '1 microsecond')) -- a sum may be out of range
 ), usual AS MATERIALIZED (
   SELECT jobs.job, percentile_cont(0.5) WITHIN GROUP (ORDER BY latest.duration) AS typical, max(latest.duration) AS longest
   FROM (SELECT DISTINCT split_part(job_key, ':', 1) AS job FROM found) AS jobs
@@ -305,5 +305,6 @@ func (s *Store) Days(ctx context.Context, db interface {
 			return err
 		})
 	}
-	return all, db.SendBatch(ctx, &batch).Close()
+	err = db.SendBatch(ctx, &batch).Close()
+	return all, err
 }
