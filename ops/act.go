@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strings"
 	"time"
+	"unicode"
 
 	"github.com/seed-ccb5b62c/jobrun"
 )
@@ -50,7 +51,7 @@ func (c *command) checkAct(fs *flag.FlagSet) error {
 	set := map[string]bool{}
 	fs.Visit(func(f *flag.Flag) { set[f.Name] = true })
 	switch {
-	case strings.Trim(c.reason, " .") == "":
+	case wordless(c.reason):
 		return usage("%s needs --reason, in words: it is stored with the change", fs.Name())
 	case set["by"] && strings.TrimSpace(c.by) == "":
 		return usage("--by is empty, wanted: the name of the person who decides")
@@ -178,6 +179,11 @@ func (c *command) skip(ctx context.Context, r *jobrun.Runner) (int, error) {
 		return 0, err
 	}
 	return c.acted(after, "is SKIPPED")
+}
+
+// wordless reports whether a reason says nothing: it is empty, or of dots and what nobody can see.
+func wordless(reason string) bool {
+	return !strings.ContainsFunc(reason, func(c rune) bool { return shows(c) && c != '.' && !unicode.IsSpace(c) })
 }
 
 // tellUnknown warns of a key whose job nobody has ever run: its row stays for ever.

@@ -3,7 +3,9 @@ package ops
 import (
 	"context"
 	"errors"
+	"fmt"
 	"net/http"
+	"net/url"
 	"slices"
 	"strconv"
 	"strings"
@@ -37,6 +39,8 @@ func possible(rec jobrun.Record) []string {
 // seen is what a person was shown of a run, as the form sends it back.
 type seen struct{ Attempt, Status, Worker, Started, Finished string }
 
+// seenOf is quoted where a text of another program could hold what a form does not send
+// back as it was, such as the end of a line.
 func seenOf(rec jobrun.Record) seen {
 	at := func(t time.Time) string {
 		if t.IsZero() {
@@ -44,7 +48,7 @@ func seenOf(rec jobrun.Record) seen {
 		}
 		return t.UTC().Format(time.RFC3339Nano)
 	}
-	return seen{strconv.Itoa(rec.Attempt), string(rec.Status), rec.WorkerID, at(rec.StartedAt), at(rec.FinishedAt)}
+	return seen{strconv.Itoa(rec.Attempt), url.QueryEscape(string(rec.Status)), url.QueryEscape(rec.WorkerID), at(rec.StartedAt), at(rec.FinishedAt)}
 }
 
 // confirmation is an action before it is taken, and after it was refused.
@@ -57,14 +61,15 @@ type confirmation struct {
 	Alive        bool // RUNNING, with heartbeats
 	Retries      bool // it would be tried again by itself
 	Conflict     string
-	Missing      bool // of the reason
+	Last         string // the last action of a person, beside a conflict
+	Possible     bool
+	Unknown      bool   // no run of this job was ever seen
+	NotOurs      bool   // the service has no such job
+	Wrong        string // the reason
+	FormKey      string
 }
 
 func (p *pages) confirm(ctx context.Context, s *shell, w http.ResponseWriter, r *http.Request) error {
-	if !s.CanAct() {
-		p.tell(s, w, http.StatusForbidden, s.T("may not act"), "")
-		return nil
-	}
 	query := r.URL.Query()
 	return p.question(ctx, s, w, http.StatusOK, confirmation{Do: query.Get("do"), Record: jobrun.Record{Key: query.Get("key")}})
 }
@@ -84,10 +89,25 @@ func (p *pages) question(ctx context.Context, s *shell, w http.ResponseWriter, c
 	if c.Record = rec; rec.Status != "" {
 		c.Facts = s.facts(rec, stale)
 	}
-	if !slices.Contains(possible(rec), c.Do) && c.Conflict == "" {
+	if c.Possible = slices.Contains(possible(rec), c.Do); !c.Possible && c.Conflict == "" {
 		c.Conflict = s.T("not possible")
 	}
-	c.Seen = seenOf(rec)
+	if c.Conflict != "" { // what was ticked was meant for what is no longer there
+		c.Force, c.Reset = false, false
+	}
+	name, label, _ := strings.Cut(c.Key, ":")
+	if rec.Status == "" {
+		if _, err := jobrun.ParseDate(label); err != nil { // nothing that a date of a job could have
+			return jobrun.ErrNotFound
+		}
+		names, err := p.runner.Jobs(ctx)
+		if err != nil {
+			return err
+		}
+		c.Unknown = !slices.Contains(names, name) && !p.has(name)
+	}
+	c.NotOurs = c.Do == "rerun" && len(p.jobs()) > 0 && !p.has(name)
+	c.Seen, c.FormKey = seenOf(rec), url.QueryEscape(c.Key)
 	c.Alive, c.Retries = alive(rec, stale), !rec.NextAttemptAt.IsZero()
 	s.Title, s.Body = s.T(c.Do)+": "+c.Key, c
 	return p.render(w, code, "confirm", s)
@@ -97,16 +117,27 @@ func (p *pages) question(ctx context.Context, s *shell, w http.ResponseWriter, c
 func (p *pages) act(ctx context.Context, s *shell, w http.ResponseWriter, r *http.Request) error {
 	r.Body = http.MaxBytesReader(w, r.Body, formLimit)
 	if err := r.ParseForm(); err != nil {
+		if errors.As(err, new(*http.MaxBytesError)) {
+			p.tell(s, w, http.StatusRequestEntityTooLarge, "too large", "")
+			return nil
+		}
 		return usage("the form cannot be read")
 	}
 	form := r.PostForm
+	key, err := url.QueryUnescape(form.Get("key"))
+	if err != nil {
+		return usage("the form cannot be read")
+	}
 	c := confirmation{
-		Record: jobrun.Record{Key: form.Get("key")}, Do: form.Get("do"), Reason: strings.ReplaceAll(form.Get("reason"), "\r\n", "\n"),
+		Record: jobrun.Record{Key: key}, Do: form.Get("do"), Reason: strings.ReplaceAll(form.Get("reason"), "\r\n", "\n"),
 		Force: form.Has("force"), Reset: form.Has("reset"),
 	}
 	shown := seen{form.Get("attempt"), form.Get("status"), form.Get("worker"), form.Get("started"), form.Get("finished")}
-	if strings.TrimSpace(c.Reason) == "" {
-		c.Missing = true
+	if !slices.Contains(acts, c.Do) {
+		return usage("do is %q, allowed: %q", c.Do, acts)
+	}
+	if wordless(c.Reason) {
+		c.Wrong = s.T("reason missing")
 		return p.question(ctx, s, w, http.StatusUnprocessableEntity, c)
 	}
 	rec, err := p.runner.Get(ctx, c.Key)
@@ -117,7 +148,18 @@ func (p *pages) act(ctx context.Context, s *shell, w http.ResponseWriter, r *htt
 		return err
 	}
 	if seenOf(rec) != shown {
-		c.Conflict = s.T("somebody was first")
+		last, is, err := p.last(ctx, key, c.Do, s.Actor, c.Reason)
+		if err != nil {
+			return err
+		}
+		if is { // a second click, or the same form again
+			redirect(w, runLink(key)+"&done="+c.Do, http.StatusSeeOther)
+			return nil
+		}
+		if c.Conflict = s.T("somebody was first"); last != nil {
+			l := s.historyLine(*last, rec)
+			c.Last = fmt.Sprintf("%s %s, %s, %s", s.T("last was"), clock(l.At), l.What, l.Who)
+		}
 		return p.question(ctx, s, w, http.StatusConflict, c)
 	}
 	a := jobrun.Action{By: s.Actor, Reason: c.Reason, Force: c.Force, ResetItems: c.Reset && c.Do == "rerun"}
@@ -128,23 +170,50 @@ func (p *pages) act(ctx context.Context, s *shell, w http.ResponseWriter, r *htt
 		_, err = p.runner.ApproveRerun(ctx, rec, a)
 	case "skip":
 		_, err = p.runner.SkipSeen(ctx, rec, a)
-	default:
-		return usage("do is %q, allowed: %q", c.Do, acts)
 	}
+	invalid := (*jobrun.InvalidError)(nil)
 	switch {
 	case errors.Is(err, jobrun.ErrAlive):
 		c.Conflict = s.T("it beats")
 	case errors.Is(err, jobrun.ErrConflict): // its text is the library's own
+		if _, is, last := p.last(ctx, key, c.Do, s.Actor, c.Reason); is && last == nil {
+			redirect(w, runLink(key)+"&done="+c.Do, http.StatusSeeOther)
+			return nil
+		}
 		c.Conflict = s.T("refused") + " " + err.Error()
-	case errors.As(err, new(*jobrun.InvalidError)): // refused before anything happened
+	case errors.As(err, &invalid) && invalid.Field == "Action.Reason":
+		c.Wrong = s.T("reason invalid")
+		return p.question(ctx, s, w, http.StatusUnprocessableEntity, c)
+	case errors.As(err, &invalid): // refused before anything happened
 		return err
 	case err != nil:
 		p.opts.Logger.ErrorContext(ctx, "admin page: what became of an action is not known", "job_key", c.Key, "action", c.Do, "err", err)
-		p.tell(s, w, http.StatusServiceUnavailable, s.T("no answer"), s.T("fate unknown"))
+		p.tell(s, w, http.StatusServiceUnavailable, "no answer", s.T("fate unknown"))
 		return nil
 	default:
-		http.Redirect(w, r, runLink(c.Key)+"&done="+c.Do, http.StatusSeeOther)
+		redirect(w, runLink(key)+"&done="+c.Do, http.StatusSeeOther)
 		return nil
 	}
 	return p.question(ctx, s, w, http.StatusConflict, c)
+}
+
+// last is the last action of a person on a run, and whether it is this one, just taken.
+func (p *pages) last(ctx context.Context, key, do, actor, reason string) (last *jobrun.HistoryEntry, is bool, err error) {
+	history, err := p.runner.History(ctx, key)
+	if err != nil && !errors.Is(err, jobrun.ErrNotFound) {
+		return nil, false, err
+	}
+	for _, h := range slices.Backward(history) {
+		if h.Action != nil {
+			kind := map[string]string{"mark-failed": "MARK_FAILED", "rerun": "APPROVE_RERUN", "skip": "SKIP"}[do]
+			recent := time.Since(h.At).Abs() < time.Minute // by two clocks
+			return &h, recent && h.Kind == kind && h.Action.By == actor && (reason == "" || h.Action.Reason == reason), nil
+		}
+	}
+	return nil, false, nil
+}
+
+// has reports whether the service has a job of this name, as far as the page knows.
+func (p *pages) has(name string) bool {
+	return slices.ContainsFunc(p.jobs(), func(job jobrun.Job) bool { return job.Name == name })
 }

@@ -12,6 +12,7 @@ import (
 	"regexp"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/seed-ccb5b62c/jobrun"
 	"github.com/seed-ccb5b62c/jobrun/internal/pgtest"
@@ -180,15 +181,150 @@ func TestPageTakesActionsOnWhatWasSeen(t *testing.T) {
 	}
 	for name, value := range map[string]string{"do": "delete", "key": "no key"} {
 		f := form(t, page, "reason", "x", name, value)
-		s.send(http.MethodPost, "act", f, map[string]int{"do": 400, "key": 409}[name], map[string]string{"X-User": "kim"})
+		s.send(http.MethodPost, "act", f, map[string]int{"do": 400, "key": 404}[name], map[string]string{"X-User": "kim"})
 	}
-	post(form(t, page, "reason", strings.Repeat("가", 1000)), "kim", 400, "Action.Reason", "1 to 2000 bytes")
+	// The reason is not lost when it cannot be stored; one that says nothing is none.
+	post(form(t, page, "reason", strings.Repeat("가", 700)), "kim", 422, "660 Korean syllables", strings.Repeat("가", 700), "<form")
+	post(form(t, page, "reason", "a\x00b"), "kim", 422, "without control characters")
+	for _, reason := range []string{".", "\u200b", "\r\n", "\u3164 ."} {
+		post(form(t, page, "reason", reason), "kim", 422, "<form")
+	}
+	s.send(http.MethodPost, "act", form(t, page, "reason", strings.Repeat("x", 100_000)), 413, map[string]string{"X-User": "kim"}, "too large")
 
 	// After an error that says nothing of the run, nobody is told that nothing happened.
 	execute(t, db, `ALTER TABLE batch_job_action RENAME TO gone`)
 	post(run2, "kim", 503, "look at the history of the run before you repeat it")
 	execute(t, db, `ALTER TABLE gone RENAME TO batch_job_action`)
 	post(run2, "kim", 303)
+
+	// A second click is the first one's success; an old link tells nothing.
+	post(run2, "kim", 303, "done=skip")
+	post(form(t, page, "reason", "y"), "kim", 409, "Somebody was first", "The last action:", "Skipped, kim")
+	s.get("run?key=settlement:2026-09-15&done=skip", 200, "The run is skipped.")
+	for _, done := range []string{"rerun", "mark-failed"} {
+		if page := s.get("run?key=settlement:2026-09-15&done="+done, 200); strings.Contains(page, `role="status">The`) {
+			t.Error(page)
+		}
+	}
+	execute(t, db, `ALTER TABLE batch_job_action DISABLE TRIGGER ALL`)
+	execute(t, db, `UPDATE batch_job_action SET acted_at = acted_at - interval '2 minutes'`)
+	if page := s.get("run?key=settlement:2026-09-15&done=skip", 200); strings.Contains(page, "The run is skipped.") {
+		t.Error(page)
+	}
+}
+
+// What was ticked for one attempt is not ticked for the one that took its place.
+func TestConflictOnThePageClearsWhatWasTicked(t *testing.T) {
+	t.Parallel()
+	db := pgtest.New(t)
+	r := newRunner(t, db.Pool, jobrun.Options{})
+	dead(t, db, "payout", day)
+	execute(t, db, `UPDATE batch_job_attempt SET heartbeat_at = now()`) // it lives
+	s := newSite(t, r, &ops.PageOptions{Authorize: login})
+	page := s.get("confirm?do=mark-failed&key=payout:2026-09-15", 200, `name="force"`)
+	execute(t, db, `UPDATE batch_job_run SET worker_id = E'node-2\nx'`)
+	conflict := s.send(http.MethodPost, "act", form(t, page, "reason", "kill it", "force", "on"), 409, map[string]string{"X-User": "kim"}, "Somebody was first", "kill it")
+	if strings.Contains(conflict, "checked") {
+		t.Error(conflict)
+	}
+	// A name with the end of a line comes back from a browser as it was sent.
+	f := form(t, s.get("confirm?do=mark-failed&key=payout:2026-09-15", 200), "reason", "kill it")
+	for name, values := range f {
+		f[name] = []string{strings.ReplaceAll(values[0], "\n", "\r\n")}
+	}
+	s.send(http.MethodPost, "act", f, 303, map[string]string{"X-User": "kim"})
+}
+
+func TestPageOfJobsThatRunSeveralTimesADay(t *testing.T) {
+	t.Parallel()
+	db := pgtest.New(t)
+	r := newRunner(t, db.Pool, jobrun.Options{})
+	slots := jobrun.Job{Name: "prices", Every: time.Hour, Func: noop}
+	noon := time.Date(2026, 9, 15, 12, 0, 0, 0, seoul)
+	for n := range 2 {
+		if _, err := r.RunTrigger(t.Context(), slots, noon.Add(time.Duration(-n)*time.Hour)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	s := newSite(t, r, &ops.PageOptions{})
+	s.get("run?key=prices:2026-09-15", 303, "runs?job=prices&from=2026-09-15&to=2026-09-15")
+	execute(t, db, `DELETE FROM batch_job_run WHERE job_key LIKE '%T11:%'`)
+	s.get("run?key=prices:2026-09-15", 303, "run?key=prices%3A2026-09-15T12%3A00%2B09%3A00")
+	s.get("run?key=prices:2026-09-16", 404)
+	// One of the runs of a day is stale: the day is.
+	execute(t, db, `INSERT INTO batch_job_run (job_key, status, worker_id, started_at) VALUES ('prices:2026-09-15T13:00+09:00', 'RUNNING', 'node-1', now() - interval '1 day'), ('prices:2026-09-15T14:00+09:00', 'RUNNING', 'node-1', now())`)
+	s.get("?to=2026-09-15", 200, `title="prices 2026-09-15: STALE, 3"`)
+}
+
+func TestPageIsBounded(t *testing.T) {
+	t.Parallel()
+	db := pgtest.New(t)
+	r := newRunner(t, db.Pool, jobrun.Options{})
+	execute(t, db, `INSERT INTO batch_job_run (job_key, status, worker_id, finished_at, error_message) SELECT 'job-' || n || ':2026-09-15', 'FAILED', 'node-1', now(), repeat('x', 8000) FROM generate_series(1, 3000) AS n`)
+	execute(t, db, `INSERT INTO batch_job_item_failure (job_key, item, attempt, failures, error_message) SELECT 'job-1:2026-09-15', 'item-' || to_char(n, 'FM000'), 1, 1, 'no' FROM generate_series(1, 30) AS n`)
+	s := newSite(t, r, &ops.PageOptions{})
+	if page := s.get("", 200, "2900 more"); len(page) > 400_000 {
+		t.Errorf("%d bytes", len(page))
+	}
+	if page := s.get("runs", 200); len(page) > 100_000 {
+		t.Errorf("%d bytes", len(page))
+	}
+	page := s.get("run?key=job-1:2026-09-15", 200, "item-020", "items=item-020")
+	if strings.Contains(page, "item-021") {
+		t.Error("more than a page of items")
+	}
+	if page := s.get("run?key=job-1:2026-09-15&items=item-020", 200, "item-021", "item-030"); strings.Contains(page, "items=item") {
+		t.Error("a link to nothing")
+	}
+}
+
+// What the service has set wrongly hides nothing without a word, and is told to the service.
+func TestPageWithWrongSettings(t *testing.T) {
+	t.Parallel()
+	db := pgtest.New(t)
+	r := newRunner(t, db.Pool, jobrun.Options{})
+	run(t, r, "settlement", day, jobrun.Retry{}, errors.New("rates are missing"))
+	for _, opts := range []*ops.PageOptions{{Attention: &jobrun.AttentionOptions{DueBy: 25 * time.Hour}}, {Jobs: []jobrun.Job{{Name: "x y", Func: noop}}}} {
+		page := newSite(t, r, opts).get("?to=2026-09-15", 200, "What needs a person cannot be told", "FAILED")
+		if strings.Contains(page, "Nothing needs a person") {
+			t.Error(page)
+		}
+	}
+	fails := jobrun.Job{Name: "settlement", Func: noop, Calendar: func(jobrun.Date) bool { panic("no calendar") }}
+	newSite(t, r, &ops.PageOptions{Jobs: []jobrun.Job{fails}}).get("", 200, "The missed dates of a job cannot be told", "rates are missing")
+	for _, name := range []string{"kim\nlee", "  ", strings.Repeat("k", 3000), "\u202ekim", ""} {
+		s := newSite(t, r, &ops.PageOptions{Authorize: func(*http.Request) (string, error) { return name, nil }})
+		s.get("run?key=settlement:2026-09-15", 200, "You may look, not act")
+		s.get("confirm?do=skip&key=settlement:2026-09-15", 403)
+	}
+	defer func() {
+		if recover() == nil {
+			t.Error("no panic without a Runner")
+		}
+	}()
+	ops.Page(nil, nil)
+}
+
+func TestPageTellsKeysApart(t *testing.T) {
+	t.Parallel()
+	db := pgtest.New(t)
+	r := newRunner(t, db.Pool, jobrun.Options{})
+	execute(t, db, `INSERT INTO batch_job_run (job_key, status, worker_id, finished_at) SELECT key, 'FAILED', 'node-1', now() FROM unnest(ARRAY['settlement:2026-09-15', ' settlement:2026-09-15', 'settlement:2026-09-15 ', E'settlement:2026-09-15\n']) AS key`)
+	s := newSite(t, r, &ops.PageOptions{Authorize: login})
+	s.get("runs", 200, ">settlement:2026-09-15<", ">␣settlement:2026-09-15<", ">settlement:2026-09-15␣<", `>settlement:2026-09-15\n<`)
+	s.get("confirm?do=skip&key=settelment:2026-09-15", 200, "is it spelt right?")
+	if page := s.get("confirm?do=skip&key=settlement:2026-09-16", 200); strings.Contains(page, "spelt") {
+		t.Error(page)
+	}
+	for _, key := range []string{"", "anything", "%ff", "settlement:2026-02-30"} {
+		s.get("confirm?do=skip&key="+key, 404)
+	}
+	s.get("runs?status=failed", 400, "RUNNING")
+	s.get("runs?from=2026-09-16&to=2026-09-15", 400, "the earlier date first")
+	if page := s.get("runs?from=x", 400, "from: "); strings.Contains(page, "--from") {
+		t.Error(page)
+	}
+	s.get("runs?after=0", 200, "First page")
 }
 
 func TestPageIsReadOnlyUnlessSomebodyMayAct(t *testing.T) {
@@ -257,7 +393,7 @@ func TestPageIsMountedAnywhere(t *testing.T) {
 	t.Parallel()
 	db := pgtest.New(t)
 	r := newRunner(t, db.Pool, jobrun.Options{})
-	page := ops.Page(r, nil)
+	page := ops.Page(r, &ops.PageOptions{Authorize: login})
 	mux := http.NewServeMux()
 	mux.Handle("/jobs/", http.StripPrefix("/jobs", page))
 	mux.Handle("/deep/er/", http.StripPrefix("/deep/er/", page))
@@ -276,11 +412,31 @@ func TestPageIsMountedAnywhere(t *testing.T) {
 		}
 		response.Body.Close()
 		if path == "/bare" {
-			if response.StatusCode != http.StatusPermanentRedirect || response.Header.Get("Location") != "bare/" && !strings.HasSuffix(response.Header.Get("Location"), "/bare/") {
+			if response.StatusCode != http.StatusTemporaryRedirect || response.Header.Get("Location") != "bare/" {
 				t.Errorf("%s: %s %q", path, response.Status, response.Header.Get("Location"))
 			}
 		} else if response.StatusCode != http.StatusOK {
 			t.Errorf("%s: %s", path, response.Status)
+		}
+	}
+	for n, mount := range []string{"/jobs/", "/deep/er/", "/plain/"} {
+		run(t, r, "settlement", day.AddDays(n), jobrun.Retry{}, errors.New("rates are missing"))
+		s := site{t, server.URL + mount}
+		f := form(t, s.get("confirm?do=skip&key=settlement:"+day.AddDays(n).String(), 200), "reason", "no trading")
+		request, err := http.NewRequestWithContext(t.Context(), http.MethodPost, s.url+"act", strings.NewReader(f.Encode()))
+		if err != nil {
+			t.Fatal(err)
+		}
+		request.Header.Set("Content-Type", "application/x-www-form-urlencoded")
+		request.Header.Set("X-User", "kim")
+		response, err := http.DefaultClient.Do(request) // goes where it is led, as a browser does
+		if err != nil {
+			t.Fatal(err)
+		}
+		body, _ := io.ReadAll(response.Body)
+		response.Body.Close()
+		if response.StatusCode != 200 || !strings.HasPrefix(response.Request.URL.Path, mount+"run") || !strings.Contains(string(body), "SKIPPED") {
+			t.Errorf("%s: %s at %s", mount, response.Status, response.Request.URL)
 		}
 	}
 }

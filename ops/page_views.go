@@ -21,12 +21,15 @@ const (
 	calendarDays = 31
 	calendarJobs = 50
 	runsPage     = 50
+	problemsPage = 100
+	itemsPage    = 20
 )
 
 // overview is what needs a person, and the calendar.
 type overview struct {
 	Problems       []problemLine
-	NotTold        bool // of some jobs, whose rules fail
+	NotTold        string // what cannot be told
+	More           int    // problems that are not listed
 	Days           []dayHead
 	Jobs           []jobLine
 	Before, After  string // links to other days and jobs; "": none
@@ -70,7 +73,10 @@ func (p *pages) overview(ctx context.Context, s *shell, w http.ResponseWriter, r
 	if !from.IsValid() {
 		return usage("to is %s: too early", to)
 	}
-	o := overview{Before: "?to=" + from.AddDays(-1).String()}
+	var o overview
+	if before := from.AddDays(-1); before.AddDays(1 - calendarDays).IsValid() {
+		o.Before = "?to=" + before.String()
+	}
 	if to.Compare(s.Today) < 0 {
 		o.After = "?to=" + to.AddDays(calendarDays).String()
 	}
@@ -79,28 +85,44 @@ func (p *pages) overview(ctx context.Context, s *shell, w http.ResponseWriter, r
 		if _, answers := p.runner.List(ctx, jobrun.Filter{Limit: 1}); answers != nil {
 			return err
 		}
-		o.NotTold = true // a job's Date or Calendar fails
-		p.opts.Logger.ErrorContext(ctx, "admin page: missed dates of a job", "err", err)
+		o.NotTold = s.T("nothing told")
+		if _, ok := err.(interface{ Unwrap() []error }); ok { // of some jobs only: the rest is there
+			o.NotTold = s.T("not told")
+		}
+		p.opts.Logger.ErrorContext(ctx, "admin page: what needs a person", "err", err)
 	}
 	slices.SortStableFunc(problems, func(a, b jobrun.Problem) int {
 		return slices.Index(severity, a.Kind) - slices.Index(severity, b.Kind)
 	})
-	wrong := map[string]jobrun.ProblemKind{}
+	type place struct {
+		job  string
+		date jobrun.Date
+	}
+	wrong := map[place]jobrun.ProblemKind{} // the worst of each
 	for _, problem := range problems {
-		wrong[problem.Key] = problem.Kind
+		at := place{problem.Job, problem.Date}
+		if _, worse := wrong[at]; !worse && problem.Kind != jobrun.ProblemAttempt { // which was followed by another
+			wrong[at] = problem.Kind
+		}
+		s.Refresh = 30
+		if len(o.Problems) == problemsPage {
+			o.More++
+			continue
+		}
 		note := note(s.words, problem.Record)
 		if note == "" {
 			note = s.T(string(problem.Kind))
 		}
 		o.Problems = append(o.Problems, problemLine{problem, runLink(problem.Key), note})
-		s.Refresh = 30
 	}
 	names, err := p.runner.Jobs(ctx)
 	if err != nil {
 		return err
 	}
 	for _, job := range p.jobs() {
-		names = append(names, job.Name)
+		if job.Validate() == nil { // else there can be no run of it
+			names = append(names, job.Name)
+		}
 	}
 	slices.Sort(names)
 	names = slices.Compact(names)
@@ -115,10 +137,6 @@ func (p *pages) overview(ctx context.Context, s *shell, w http.ResponseWriter, r
 	days, err := p.runner.Days(ctx, from, to, names...)
 	if err != nil {
 		return err
-	}
-	type place struct {
-		job  string
-		date jobrun.Date
 	}
 	there := map[place]jobrun.Day{}
 	for _, d := range days {
@@ -135,7 +153,7 @@ func (p *pages) overview(ctx context.Context, s *shell, w http.ResponseWriter, r
 		line := jobLine{Name: name, Link: "runs?job=" + url.QueryEscape(name)}
 		for _, head := range o.Days {
 			key := jobrun.Job{Name: name}.Key(head.Date)
-			c := cellOf(there[place{name, head.Date}], wrong[key])
+			c := cellOf(there[place{name, head.Date}], wrong[place{name, head.Date}])
 			c.Date = head.Date
 			switch {
 			case c.Count > 1:
@@ -154,12 +172,15 @@ func (p *pages) overview(ctx context.Context, s *shell, w http.ResponseWriter, r
 	return p.render(w, http.StatusOK, "overview", s)
 }
 
+// statuses are those that runs can be filtered by.
+var statuses = []jobrun.Status{jobrun.Running, jobrun.Succeeded, jobrun.Failed, jobrun.Skipped}
+
 // cellOf is the worst of the runs of a day, or what is wrong with it.
 func cellOf(d jobrun.Day, wrong jobrun.ProblemKind) (c cell) {
 	for _, n := range d.Runs {
 		c.Count += n
 	}
-	if wrong != "" && c.Count <= 1 {
+	if wrong != "" {
 		c.badge = mark(wrong)
 		return c
 	}
@@ -192,6 +213,7 @@ type statusChoice struct {
 
 type runLine struct {
 	jobrun.Record
+	Badges                  []badge
 	Link, Took, Items, Note string
 }
 
@@ -200,10 +222,18 @@ func (p *pages) runs(ctx context.Context, s *shell, w http.ResponseWriter, r *ht
 	f := jobrun.Filter{Job: strings.TrimSpace(query.Get("job")), After: query.Get("after"), Limit: runsPage}
 	var err error
 	if f.From, f.To, err = dates(query.Get("from"), query.Get("to")); err != nil {
-		return err
+		return usage("%s", strings.TrimPrefix(err.Error(), "--"))
+	}
+	if f.From.IsValid() && f.To.IsValid() && f.To.Compare(f.From) < 0 {
+		return usage("from %s to %s: want the earlier date first", f.From, f.To)
+	}
+	for _, status := range query["status"] {
+		if !slices.Contains(statuses, jobrun.Status(status)) {
+			return usage("status is %q, allowed: %q", status, statuses)
+		}
 	}
 	l := runList{Job: f.Job, From: query.Get("from"), To: query.Get("to")}
-	for _, status := range []jobrun.Status{jobrun.Running, jobrun.Succeeded, jobrun.Failed, jobrun.Skipped} {
+	for _, status := range statuses {
 		chosen := slices.Contains(query["status"], string(status))
 		if l.Status = append(l.Status, statusChoice{status, chosen}); chosen {
 			f.Status = append(f.Status, status)
@@ -214,7 +244,7 @@ func (p *pages) runs(ctx context.Context, s *shell, w http.ResponseWriter, r *ht
 		return err
 	}
 	for _, rec := range runs {
-		l.Runs = append(l.Runs, runLine{rec, runLink(rec.Key), took(rec), items(rec.ItemsProcessed, rec.ItemsFailed), note(s.words, rec)})
+		l.Runs = append(l.Runs, runLine{rec, badges(rec, nil), runLink(rec.Key), took(rec), items(rec.ItemsProcessed, rec.ItemsFailed), note(s.words, rec)})
 		if rec.Status == jobrun.Running {
 			s.Refresh = 5
 		}
@@ -241,6 +271,10 @@ type oneRun struct {
 	Done        int64 // items in the ledger
 	ItemsFailed int64
 	FailedItems []jobrun.FailedItem
+	NextItems   string // link
+	Badges      []badge
+	Approved    bool
+	NotOurs     bool // the service has no such job
 	History     []historyLine
 	Actions     []actionLink
 }
@@ -263,18 +297,22 @@ func (p *pages) run(ctx context.Context, s *shell, w http.ResponseWriter, r *htt
 	if err != nil {
 		return err
 	}
-	one := oneRun{Record: rec, Stale: stale != nil}
+	one := oneRun{Record: rec, Stale: stale != nil, Badges: badges(rec, stale), Approved: !rec.ApprovedAt.IsZero()}
+	one.NotOurs = one.Approved && len(p.jobs()) > 0 && !p.has(rec.Job)
 	history, err := p.runner.History(ctx, key)
 	if err != nil && !errors.Is(err, jobrun.ErrNotFound) {
 		return err
 	}
 	if rec.Status == "" && len(history) == 0 && !p.due(ctx, key) {
-		return jobrun.ErrNotFound
+		return p.slots(ctx, w, key)
 	}
 	if rec.Status != "" {
 		one.Facts = s.facts(rec, stale)
 		if one.Done, one.ItemsFailed, err = p.runner.CountItems(ctx, key); err == nil && one.ItemsFailed > 0 {
-			one.FailedItems, err = p.runner.FailedItems(ctx, key, "", 20)
+			one.FailedItems, err = p.runner.FailedItems(ctx, key, r.URL.Query().Get("items"), itemsPage)
+			if len(one.FailedItems) == itemsPage {
+				one.NextItems = runLink(key) + "&items=" + url.QueryEscape(one.FailedItems[itemsPage-1].Item)
+			}
 		}
 		if err != nil {
 			return err
@@ -286,7 +324,7 @@ func (p *pages) run(ctx context.Context, s *shell, w http.ResponseWriter, r *htt
 	if rec.Status == jobrun.Running {
 		s.Refresh = 5
 		if !rec.StartedAt.IsZero() { // another program may have written an infinite one
-			one.Elapsed = time.Since(rec.StartedAt)
+			one.Elapsed = max(0, time.Since(rec.StartedAt)) // by two clocks
 		}
 		if stale != nil {
 			one.Typical = stale.Typical
@@ -300,9 +338,53 @@ func (p *pages) run(ctx context.Context, s *shell, w http.ResponseWriter, r *htt
 	}
 	s.Title, s.Body = key, one
 	if done := r.URL.Query().Get("done"); slices.Contains(acts, done) {
-		s.Done = s.T("done " + done)
+		_, is, err := p.last(ctx, key, done, s.Actor, "") // else it is an old link
+		if err != nil {
+			return err
+		}
+		if is {
+			s.Done = s.T("done " + done)
+		}
 	}
 	return p.render(w, http.StatusOK, "run", s)
+}
+
+// badges are the status of a run, and what is to come of it.
+func badges(rec jobrun.Record, stale *jobrun.StaleRun) (all []badge) {
+	if rec.Status != "" {
+		all = append(all, mark(rec.Status))
+	}
+	switch {
+	case stale != nil:
+		all = append(all, mark(jobrun.ProblemStale))
+	case !rec.ApprovedAt.IsZero():
+		all = append(all, mark(jobrun.ProblemApproved))
+	case !rec.NextAttemptAt.IsZero():
+		all = append(all, mark(jobrun.ProblemRetrying))
+	}
+	return all
+}
+
+// slots sends a browser that asks for a job's date to the runs of that day, if there are
+// some: those of a job that runs several times a day have keys of their own.
+func (p *pages) slots(ctx context.Context, w http.ResponseWriter, key string) error {
+	name, label, _ := strings.Cut(key, ":")
+	date, err := jobrun.ParseDate(label)
+	if err != nil {
+		return jobrun.ErrNotFound
+	}
+	runs, err := p.runner.List(ctx, jobrun.Filter{Job: name, From: date, To: date, Limit: 2})
+	switch {
+	case errors.As(err, new(*jobrun.InvalidError)) || err == nil && len(runs) == 0:
+		return jobrun.ErrNotFound
+	case err != nil:
+		return err
+	case len(runs) == 1:
+		redirect(w, runLink(runs[0].Key), http.StatusSeeOther)
+	default:
+		redirect(w, fmt.Sprintf("runs?job=%s&from=%s&to=%[2]s", url.QueryEscape(name), date), http.StatusSeeOther)
+	}
+	return nil
 }
 
 // due reports whether a key without a run is one that a person may skip: that of a
@@ -326,8 +408,12 @@ func (p *pages) due(ctx context.Context, key string) bool {
 func (w words) facts(rec jobrun.Record, stale *jobrun.StaleRun) [][2]string {
 	lines := describe(w, rec, stale)
 	for i := range lines {
-		first, size := utf8.DecodeRuneInString(w.T(lines[i][0]))
-		lines[i][0] = string(unicode.ToUpper(first)) + w.T(lines[i][0])[size:]
+		name := lines[i][0]
+		if name == "reason" {
+			name = "why skipped" // "reason" is the label of a form
+		}
+		first, size := utf8.DecodeRuneInString(w.T(name))
+		lines[i][0] = string(unicode.ToUpper(first)) + w.T(name)[size:]
 	}
 	return lines[2:] // key and status are the page's head
 }

@@ -45,6 +45,13 @@ func demoJobs() []scheduledJob {
 				return errors.New("the bank has not published the rates yet")
 			},
 		}},
+		{spec: "0 2 * * *", Job: jobrun.Job{
+			Name: "payout",
+			Func: func(_ context.Context, run *jobrun.Run) error {
+				run.AddProcessed(480)
+				return nil
+			},
+		}},
 		{spec: "@every 2s", Job: jobrun.Job{
 			Name: "price-import", Every: time.Minute, // the first trigger of a minute claims its slot
 			Func: func(ctx context.Context, run *jobrun.Run) error {
@@ -78,9 +85,8 @@ func fillDemo(ctx context.Context, runner *jobrun.Runner, pool *pgxpool.Pool, jo
 		return result.Record, err
 	}
 	approved := jobrun.Action{By: "demo", Reason: "the order is corrected"}
-	var payout, export jobrun.Job
-	payout.Name, export.Name = "payout", "ledger-export"
-	daily := []jobrun.Job{payout, export}
+	export := jobrun.Job{Name: "ledger-export"}
+	daily := []jobrun.Job{export}
 	for _, j := range jobs {
 		if j.Every == 0 {
 			daily = append(daily, j.Job)
@@ -141,7 +147,7 @@ func fillDemo(ctx context.Context, runner *jobrun.Runner, pool *pgxpool.Pool, jo
 		)
 		INSERT INTO batch_job_attempt (job_key, attempt, token, worker_id, trigger, started_at, heartbeat_at, lease, stale_after, items_processed, items_moved_at)
 		SELECT job_key, attempt, token, worker_id, 'SCHEDULE', started_at, started_at + interval '7 minutes', '2 minutes', '20 minutes', 312, started_at + interval '7 minutes'
-		FROM run`, payout.Key(runner.Today()), runner.Today())
+		FROM run`, jobrun.Job{Name: "payout"}.Key(runner.Today()), runner.Today())
 	if err != nil {
 		return fmt.Errorf("demo runs: %w", err)
 	}

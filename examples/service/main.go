@@ -106,7 +106,11 @@ func parseFlags(args []string, out io.Writer) (c config, err error) {
 
 // run starts the service, and stops it when ctx ends.
 func run(ctx context.Context, c config, stdout, stderr io.Writer) error {
-	log := slog.New(slog.NewTextHandler(stderr, nil)) // in production NewJSONHandler
+	var level slog.Level
+	if c.demo { // else the address of the page is lost among the lines of its runs
+		level = slog.LevelError
+	}
+	log := slog.New(slog.NewTextHandler(stderr, &slog.HandlerOptions{Level: level})) // in production NewJSONHandler
 	if c.databaseURL == "" {
 		url, stop, err := throwAwayDatabase(ctx, stderr)
 		if err != nil {
@@ -265,6 +269,7 @@ func handler(runner *jobrun.Runner, jobs []scheduledJob, c config, log *slog.Log
 		// belongs behind whatever lets only colleagues in.
 		page.Authorize = func(*http.Request) (string, error) { return "demo", nil }
 	}
+	// Its pattern has no method, as actions are POST requests.
 	mux.Handle("/admin/jobs/", ops.Page(runner, page))
 	// For the monitoring, not for a liveness probe: no restart mends a FAILED run.
 	mux.HandleFunc("GET /healthz", func(w http.ResponseWriter, r *http.Request) {

@@ -12,8 +12,10 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 	_ "time/tzdata"
@@ -21,6 +23,7 @@ import (
 	"github.com/chromedp/cdproto/emulation"
 	"github.com/chromedp/cdproto/log"
 	"github.com/chromedp/cdproto/network"
+	"github.com/chromedp/cdproto/page"
 	"github.com/chromedp/cdproto/runtime"
 	"github.com/chromedp/chromedp"
 
@@ -38,6 +41,7 @@ type site struct {
 	url    string
 	runner *jobrun.Runner
 	db     *pgtest.DB
+	gone   atomic.Bool // it answers 503
 	today  jobrun.Date
 }
 
@@ -99,7 +103,7 @@ func newSite(t *testing.T) *site {
 			t.Fatal(err)
 		}
 	}
-	page := ops.Page(s.runner, &ops.PageOptions{
+	handler := ops.Page(s.runner, &ops.PageOptions{
 		Jobs: []jobrun.Job{{Name: "daily-settlement", Func: slots.Func}}, Logger: slog.New(slog.DiscardHandler),
 		Authorize: func(r *http.Request) (string, error) {
 			user, err := r.Cookie("user")
@@ -110,7 +114,13 @@ func newSite(t *testing.T) *site {
 		},
 	})
 	mux := http.NewServeMux()
-	mux.Handle("/admin/jobs/", page)
+	mux.HandleFunc("/admin/jobs/", func(w http.ResponseWriter, r *http.Request) {
+		if s.gone.Load() {
+			http.Error(w, "not now", http.StatusServiceUnavailable)
+			return
+		}
+		handler.ServeHTTP(w, r)
+	})
 	mux.HandleFunc("/login", func(w http.ResponseWriter, r *http.Request) {
 		http.SetCookie(w, &http.Cookie{Name: "user", Value: r.URL.Query().Get("name"), Path: "/", HttpOnly: true, SameSite: http.SameSiteLaxMode})
 		fmt.Fprintln(w, "signed in")
@@ -303,7 +313,7 @@ func TestActionsByClicks(t *testing.T) {
 		t.Helper()
 		p.at("run?key=" + url.QueryEscape(job+":"+s.today.String()))
 		p.do(chromedp.Click(`//a[contains(@class,"button") and contains(., "`+link+`")]`, chromedp.BySearch), chromedp.WaitVisible(`textarea`))
-		p.do(chromedp.SendKeys(`textarea`, reason), chromedp.Click(`form.act button`), chromedp.WaitVisible(`[role=status]`))
+		p.do(chromedp.SendKeys(`textarea`, reason), chromedp.Click(`form.act button`), chromedp.WaitVisible(`.good[role=status]`))
 		p.sees(done, reason, "kim")
 	}
 	act("payout", "Mark failed", "pod evicted", "The run is marked failed.")
@@ -331,7 +341,7 @@ func TestConflictOfTwoPeople(t *testing.T) {
 		p.at(confirm)
 		p.do(chromedp.SendKeys(`textarea`, "rates loaded"))
 	}
-	kim.do(chromedp.Click(`form.act button`), chromedp.WaitVisible(`[role=status]`))
+	kim.do(chromedp.Click(`form.act button`), chromedp.WaitVisible(`.good[role=status]`))
 	lee.do(chromedp.Click(`form.act button`), chromedp.WaitVisible(`[role=alert]`))
 	lee.sees("nothing was changed", "approved since")
 	history, err := s.runner.History(t.Context(), "settlement:"+s.today.String())
@@ -358,6 +368,61 @@ func TestRunningRunIsReadAgain(t *testing.T) {
 	p.do(chromedp.Evaluate(`document.activeElement.className`, &focused))
 	if focused != "button" {
 		t.Errorf("the focus is at %q", focused)
+	}
+}
+
+// What somebody types into the filter, ticks, or selects to copy stays while the page is
+// read again, and a page that could not be read says so.
+func TestReadingAgainTakesNothingAway(t *testing.T) {
+	s := newSite(t)
+	p := sit(t, s, "kim")
+	// The page's clock runs ten times as fast, and its looks are counted.
+	p.do(chromedp.ActionFunc(func(ctx context.Context) error {
+		_, err := page.AddScriptToEvaluateOnNewDocument(`{ const real = setTimeout; window.looks = 0; window.setTimeout = (f, ms) => real(() => { f(); window.looks++; }, ms / 10); }`).Do(ctx)
+		return err
+	}))
+	p.at("runs?job=payout")
+	p.do(chromedp.SendKeys(`input[name=job]`, "-new"), chromedp.Click(`input[value=FAILED]`), chromedp.Focus(`input[name=job]`))
+	if _, err := s.db.Pool.Exec(t.Context(), `UPDATE batch_job_attempt SET items_processed = 4321 WHERE job_key = $1`, "payout:"+s.today.String()); err != nil {
+		t.Fatal(err)
+	}
+	p.do(chromedp.WaitVisible(`//td[contains(., "4321")]`, chromedp.BySearch))
+	var typed string
+	p.do(chromedp.Evaluate(`document.activeElement.value + " " + document.querySelector("input[value=FAILED]").checked`, &typed))
+	if typed != "-newpayout true" {
+		t.Errorf("%q is left", typed)
+	}
+
+	p.at("run?key=" + url.QueryEscape("payout:"+s.today.String()))
+	var clock, selected string
+	p.do(chromedp.Evaluate(`getSelection().selectAllChildren(document.querySelector("main dl")); document.querySelector("footer p").textContent`, &clock))
+	p.do(chromedp.Poll(`looks > 2`, nil), chromedp.Evaluate(`getSelection().toString()`, &selected))
+	if !strings.Contains(selected, "4321") {
+		t.Errorf("%q is selected", selected)
+	}
+	p.do(chromedp.Evaluate(`getSelection().removeAllRanges()`, nil), chromedp.Poll(`document.querySelector("footer p").textContent !== `+strconv.Quote(clock), nil))
+
+	s.gone.Store(true)
+	p.do(chromedp.WaitVisible(`#not-refreshed`))
+	p.sees("could not be read again", "4321")
+	s.gone.Store(false)
+	p.do(chromedp.WaitNotVisible(`#not-refreshed`), chromedp.Click(`#pause`))
+	p.sees("Go on")
+	p.mu.Lock()
+	p.bad = nil // the browser's own lines of the answers 503
+	p.mu.Unlock()
+}
+
+// Two quick clicks are one action, and its success is told.
+func TestDoubleClickIsOneAction(t *testing.T) {
+	s := newSite(t)
+	p := sit(t, s, "kim")
+	p.at("confirm?do=mark-failed&key=" + url.QueryEscape("payout:"+s.today.String()))
+	p.do(chromedp.SendKeys(`textarea`, "pod evicted"), chromedp.DoubleClick(`form.act button`), chromedp.WaitVisible(`.good[role=status]`))
+	p.sees("The run is marked failed.")
+	history, err := s.runner.History(t.Context(), "payout:"+s.today.String())
+	if err != nil || len(history) != 2 {
+		t.Errorf("%+v, %v", history, err)
 	}
 }
 
