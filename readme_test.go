@@ -42,7 +42,8 @@ var readmes = []string{"README.md", "README.ko.md"}
 const readmeContext = `
 	ctx context.Context, pool *pgxpool.Pool, zone *time.Location, runner *jobrun.Runner, job jobrun.Job, c *cron.Cron,
 	settle func(), settleDate func(context.Context, jobrun.Date) error, errBadInput error,
-	run *jobrun.Run, archiveAfter func(context.Context, pgx.Tx, int64) (int64, error), mux *http.ServeMux,
+	run *jobrun.Run, archiveAfter func(context.Context, pgx.Tx, int64) (int64, error), mux *http.ServeMux, userOf func(*http.Request) string,
+	requireLogin func(http.Handler) http.Handler,
 `
 
 // readmeImports are the packages that fragments may use without importing them.
