@@ -9,6 +9,7 @@ import (
 	"runtime"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -310,6 +311,85 @@ func TestWhatIsAcknowledgedIsOnDisk(t *testing.T) {
 		if !query[bool](t, pool, flushed) {
 			t.Error("the result was acknowledged before it was on disk")
 		}
+	}
+}
+
+// With synchronous_commit local, an acknowledged claim or result could be gone after a
+// fail-over to a synchronous standby: both wait for the standby all the same.
+func TestWhatIsAcknowledgedIsOnTheSynchronousStandby(t *testing.T) {
+	t.Parallel()
+	server, err := pgtest.Start(t.Context(), pgtest.Options{Durable: true})
+	if err != nil {
+		t.Skip(err) // an existing server with other settings
+	}
+	t.Cleanup(server.Stop)
+	config, err := pgxpool.ParseConfig(server.URL("postgres"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	config.ConnConfig.RuntimeParams["synchronous_commit"] = "local"
+	pool, err := pgxpool.NewWithConfig(t.Context(), config)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(pool.Close)
+	r := newRunner(t, pool, jobrun.Options{})
+	if err := r.Migrate(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	// standby names one that there is not: who waits for it waits until it is named no more.
+	standby := func(name string) {
+		for _, sql := range []string{`ALTER SYSTEM SET synchronous_standby_names = '` + name + `'`, `SELECT pg_reload_conf()`} {
+			if _, err := pool.Exec(context.Background(), sql); err != nil {
+				t.Error(err)
+			}
+		}
+	}
+	wait := func(sessions int) func() bool {
+		return func() bool {
+			return query[int](t, pool, `SELECT count(*)::int FROM pg_stat_activity WHERE wait_event = 'SyncRep'`) == sessions
+		}
+	}
+	// The setting takes effect some time after it was made: when a commit of somebody else waits.
+	var probes sync.WaitGroup
+	effective := func() {
+		standby("none")
+		var done atomic.Bool
+		done.Store(true)
+		eventually(t, "anybody waits for the standby", func() bool {
+			if done.Swap(false) {
+				probes.Go(func() {
+					_, err := pool.Exec(context.Background(), `WITH wait AS MATERIALIZED (SELECT set_config('synchronous_commit', 'on', true)) SELECT pg_logical_emit_message(true, 'probe', 'x') FROM wait`)
+					if err != nil {
+						t.Error(err)
+					}
+					done.Store(true)
+				})
+			}
+			return wait(1)()
+		})
+	}
+	started, goOn, ended := make(chan struct{}), make(chan struct{}), make(chan error, 1)
+	release := sync.OnceFunc(func() { close(goOn) })
+	t.Cleanup(func() { standby(""); release(); probes.Wait() })
+	effective()
+	go func() {
+		_, err := r.RunDate(context.Background(), jobrun.Job{Name: "daily", Func: func(context.Context, *jobrun.Run) error {
+			close(started)
+			<-goOn
+			return nil
+		}}, date)
+		ended <- err
+	}()
+	eventually(t, "the claim waits for the standby", wait(2))
+	standby("")
+	<-started
+	effective()
+	release()
+	eventually(t, "the result waits for the standby", wait(2))
+	standby("")
+	if err := <-ended; err != nil {
+		t.Error(err)
 	}
 }
 

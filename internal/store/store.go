@@ -125,9 +125,10 @@ type Row struct {
 // neighbour that takes a run over by plain SQL knows nothing of tokens.
 const sameAttempt = `a.job_key = r.job_key AND a.attempt = r.attempt AND a.token = r.token AND a.worker_id = r.worker_id`
 
-// durable makes the statement's commit wait for the disk even if the session does
-// not: what was acknowledged must outlive a crash of the server.
-const durable = `CASE WHEN current_setting('synchronous_commit') = 'off' THEN set_config('synchronous_commit', 'on', true) END`
+// durable makes the statement's commit wait for the disk, and for a synchronous standby
+// if there is one, even if the session does not: what was acknowledged must outlive a
+// crash of the server, and a fail-over.
+const durable = `CASE WHEN current_setting('synchronous_commit') IN ('off', 'local') THEN set_config('synchronous_commit', 'on', true) END`
 
 // asLeft holds while a FAILED run r is as its attempt a left it: somebody else's
 // plain SQL would have written another end.

@@ -83,7 +83,7 @@ var mutants = []mutant{
 	},
 	{
 		"durable", "a session that does not wait for the disk is left so", "internal/store/store.go",
-		"const durable = `CASE WHEN current_setting('synchronous_commit') = 'off' THEN set_config('synchronous_commit', 'on', true) END`", "const durable = `true`",
+		"const durable = `CASE WHEN current_setting('synchronous_commit') IN ('off', 'local') THEN set_config('synchronous_commit', 'on', true) END`", "const durable = `true`",
 		"crash",
 		[]string{"answers", "one execution", "record", "items complete"},
 	},
