@@ -293,10 +293,13 @@ WHERE r.job_key COLLATE "C" >= $1::text
 GROUP BY 1, 2, 3
 ORDER BY 2, 3`
 
-// Days counts the runs of jobs with dates >= from and < before, in the jobs' order.
-func (s *Store) Days(ctx context.Context, db interface {
+// Batcher sends several statements at once.
+type Batcher interface {
 	SendBatch(ctx context.Context, b *pgx.Batch) pgx.BatchResults
-}, jobs []string, from, before string) (all []DayCount, err error) {
+}
+
+// Days counts the runs of jobs with dates >= from and < before, in the jobs' order.
+func (s *Store) Days(ctx context.Context, db Batcher, jobs []string, from, before string) (all []DayCount, err error) {
 	var batch pgx.Batch
 	for _, job := range jobs {
 		batch.Queue(s.days, job+":"+from, job+":"+before).Query(func(rows pgx.Rows) error {
