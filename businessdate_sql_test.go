@@ -81,6 +81,7 @@ func eachDateSession(t *testing.T, fn func(t *testing.T, s dateSession)) {
 
 func TestDateIsStoredAndReadBackInEveryExecMode(t *testing.T) {
 	t.Parallel()
+	pgtest.NeedsSessions(t)
 	eachDateSession(t, func(t *testing.T, s dateSession) {
 		for _, text := range []string{
 			"0001-01-01", "0099-12-31", "1582-10-10", "1899-12-31", "1969-12-31", "2000-02-29", "2011-12-30", "2026-03-08", "2026-09-06",
@@ -122,6 +123,7 @@ func TestDateIsStoredAndReadBackInEveryExecMode(t *testing.T) {
 
 func TestDateOutsideTheRangeIsNeverSentOrRead(t *testing.T) {
 	t.Parallel()
+	pgtest.NeedsSessions(t)
 	eachDateSession(t, func(t *testing.T, s dateSession) {
 		for _, bad := range []jobrun.Date{{}, {Year: 2026, Month: 2, Day: 29}, {Year: 10000, Month: 1, Day: 1}, {Month: 12, Day: 31}} {
 			if err := s.exec("INSERT INTO dates (d) VALUES ($1)", bad); err == nil || !strings.Contains(err.Error(), "0001-01-01") {
@@ -146,6 +148,7 @@ func TestDateOutsideTheRangeIsNeverSentOrRead(t *testing.T) {
 
 func TestNullIsNeverADate(t *testing.T) {
 	t.Parallel()
+	pgtest.NeedsSessions(t)
 	eachDateSession(t, func(t *testing.T, s dateSession) {
 		want := jobrun.MustParseDate("2026-09-15")
 		date := want
@@ -191,6 +194,7 @@ func TestNullIsNeverADate(t *testing.T) {
 
 func TestTimestamptzIsNeverReadAsDate(t *testing.T) {
 	t.Parallel()
+	pgtest.NeedsSessions(t)
 	eachDateSession(t, func(t *testing.T, s dateSession) {
 		before := jobrun.MustParseDate("2000-01-01")
 		for _, at := range []string{
@@ -226,6 +230,7 @@ func TestTimestamptzIsNeverReadAsDate(t *testing.T) {
 // PostgreSQL has zone data and calendar arithmetic of its own.
 func TestDatesAgreeWithPostgreSQLInEverySessionZone(t *testing.T) {
 	t.Parallel()
+	pgtest.NeedsSessions(t)
 	var instants []time.Time
 	for _, text := range []string{
 		"2026-07-26T14:59:59.999999Z", "2026-07-26T15:00:00Z", "2026-07-26T16:00:00Z", "2026-07-27T00:00:00Z", "2026-09-06T03:59:59Z",
@@ -271,6 +276,7 @@ func TestDatesAgreeWithPostgreSQLInEverySessionZone(t *testing.T) {
 
 func TestDateStyleDoesNotChangeWhatIsStored(t *testing.T) {
 	t.Parallel()
+	pgtest.NeedsSessions(t)
 	eachDateSession(t, func(t *testing.T, s dateSession) {
 		want := jobrun.MustParseDate("2026-02-03")
 		for _, style := range []string{"ISO, MDY", "ISO, DMY", "SQL, DMY", "German, DMY", "Postgres, YMD"} {
@@ -292,6 +298,7 @@ func TestDateStyleDoesNotChangeWhatIsStored(t *testing.T) {
 
 func TestDateInBatchesAndCopies(t *testing.T) {
 	t.Parallel()
+	pgtest.NeedsSessions(t)
 	eachDateSession(t, func(t *testing.T, s dateSession) {
 		if s.conn == nil {
 			t.Skip("pgx only")

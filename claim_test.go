@@ -635,6 +635,7 @@ func TestLastingFaultAtTheClaimIsTriedOnce(t *testing.T) {
 
 func TestReadOnlyServerIsNoLostClaim(t *testing.T) {
 	t.Parallel()
+	pgtest.NeedsSessions(t)
 	db := pgtest.New(t)
 	admin, err := db.Pool.Acquire(t.Context()) // a session from before stays writable
 	if err != nil {
@@ -676,6 +677,7 @@ func TestReadOnlyServerIsNoLostClaim(t *testing.T) {
 
 func TestMissingTablesSayRunMigrate(t *testing.T) {
 	t.Parallel()
+	pgtest.NeedsSessions(t)
 	db := pgtest.Empty(t)
 	job, executions := countingJob("daily")
 	for _, opts := range []jobrun.Options{{}, {Schema: "public"}, {Schema: "nowhere"}} {
@@ -797,6 +799,7 @@ func lifeCycle(t *testing.T, pool *pgxpool.Pool, schema, name string) {
 
 func TestEveryExecModeAndIsolationLevel(t *testing.T) {
 	t.Parallel()
+	pgtest.NeedsSessions(t)
 	db := pgtest.New(t)
 	for _, mode := range []pgx.QueryExecMode{
 		pgx.QueryExecModeCacheStatement, pgx.QueryExecModeCacheDescribe, pgx.QueryExecModeDescribeExec,
@@ -817,6 +820,7 @@ func TestEveryExecModeAndIsolationLevel(t *testing.T) {
 
 func TestSettingsOfTheRoleDoNotMatter(t *testing.T) {
 	t.Parallel()
+	pgtest.NeedsSessions(t)
 	db := pgtest.New(t)
 	name, url := db.Role(t, "")
 	for _, sql := range []string{
@@ -840,6 +844,7 @@ func TestSettingsOfTheRoleDoNotMatter(t *testing.T) {
 
 func TestSchemaAndSearchPathDoNotMatter(t *testing.T) {
 	t.Parallel()
+	pgtest.NeedsSessions(t)
 	const odd = `Batch "Jobs"; 정산 'x' batch_job_`
 	db := pgtest.New(t)
 	exec(t, db.Pool, `CREATE SCHEMA `+pgx.Identifier{odd}.Sanitize())
@@ -1056,6 +1061,7 @@ func TestCallsGiveTheirConnectionsBack(t *testing.T) {
 // A service in another language does what the README tells it, in plain SQL. psql stands for it.
 func TestPsqlAndRunnerShareKeys(t *testing.T) {
 	t.Parallel()
+	pgtest.NeedsSessions(t)
 	path, err := osexec.LookPath("psql")
 	if err != nil {
 		t.Skip("psql is not on PATH")

@@ -526,6 +526,7 @@ func TestEachOverAnOpenQueryNeedsAThirdConnection(t *testing.T) {
 // names that session.
 func TestHeldItemNamesItsHolder(t *testing.T) {
 	t.Parallel()
+	pgtest.NeedsSessions(t)
 	db := effectDB(t)
 	r := newRunner(t, db.PoolWith(t, nil), jobrun.Options{Lease: time.Second})
 	tx, err := db.Pool.Begin(t.Context())
@@ -571,6 +572,7 @@ func TestHeldItemNamesItsHolder(t *testing.T) {
 // Deadlocks among parallel chunks pass: the chunk is done again.
 func TestParallelChunksThatDeadlock(t *testing.T) {
 	t.Parallel()
+	pgtest.NeedsSessions(t)
 	db := pgtest.New(t)
 	exec(t, db.Pool, `CREATE TABLE account (id integer PRIMARY KEY, balance bigint NOT NULL); INSERT INTO account SELECT n, 1000 FROM generate_series(-3, 9) AS n`)
 	r := newRunner(t, db.PoolWith(t, func(c *pgxpool.Config) {
@@ -703,6 +705,7 @@ func TestEachKeepsNoItems(t *testing.T) {
 // with odd settings.
 func TestItemsInEveryExecModeAndIsolationLevel(t *testing.T) {
 	t.Parallel()
+	pgtest.NeedsSessions(t)
 	db := effectDB(t)
 	var count atomic.Int64
 	for _, mode := range []pgx.QueryExecMode{

@@ -64,6 +64,7 @@ func TestChunkFunctionMaySortItsItems(t *testing.T) {
 // transaction that was lost with it is given to another one. Its fate is not ours.
 func TestCrashOfTheServerDuringACommit(t *testing.T) {
 	t.Parallel()
+	pgtest.NeedsSessions(t)
 	for _, what := range []string{"once", "tx", "complete"} {
 		t.Run(what, func(t *testing.T) {
 			t.Parallel()

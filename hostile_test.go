@@ -432,6 +432,7 @@ func TestCallbackThatEndsItsGoroutineLeavesNoRunBehind(t *testing.T) {
 // job, which waits for one more: the heartbeats go on beside the pool.
 func TestKeptConnectionIsReplacedBesideAnExhaustedPool(t *testing.T) {
 	t.Parallel()
+	pgtest.NeedsSessions(t)
 	db := pgtest.New(t)
 	const name = "exhausted"
 	pool := db.PoolWith(t, func(c *pgxpool.Config) {

@@ -144,6 +144,7 @@ func TestResultIsRepeatedUntilItIsRecorded(t *testing.T) {
 
 func TestTerminatedSessionsDuringAJob(t *testing.T) {
 	t.Parallel()
+	pgtest.NeedsSessions(t)
 	db := pgtest.New(t)
 	r := newRunner(t, db.PoolWith(t, func(c *pgxpool.Config) { c.ConnConfig.RuntimeParams["application_name"] = "app" }), jobrun.Options{Lease: time.Second})
 	kill := func() {
@@ -720,6 +721,7 @@ func TestShutdownAmongCalls(t *testing.T) {
 
 func TestLostAnswerIsUndecidedInEveryMode(t *testing.T) {
 	t.Parallel()
+	pgtest.NeedsSessions(t)
 	db := effectDB(t)
 	for _, mode := range []pgx.QueryExecMode{
 		pgx.QueryExecModeCacheStatement, pgx.QueryExecModeCacheDescribe, pgx.QueryExecModeDescribeExec,

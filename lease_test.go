@@ -481,6 +481,7 @@ func TestOneBeatRenewsAllAttemptsOfAProcess(t *testing.T) {
 
 func TestBeatsUnderStricterIsolation(t *testing.T) {
 	t.Parallel()
+	pgtest.NeedsSessions(t)
 	for _, level := range []string{"repeatable read", "serializable"} {
 		t.Run(level, func(t *testing.T) {
 			t.Parallel()

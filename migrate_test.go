@@ -362,6 +362,7 @@ func TestRerunAfterAKillCompletes(t *testing.T) {
 // A lost answer to COMMIT does not make Migrate fail, or apply a file twice.
 func TestMigrateSurvivesLostAnswers(t *testing.T) {
 	t.Parallel()
+	pgtest.NeedsSessions(t)
 	db := pgtest.Empty(t)
 	for _, statement := range []string{"pg_advisory_xact_lock", "create table if not exists", "set checksum", "commit"} {
 		for _, arm := range []string{"before", "after"} {
@@ -401,6 +402,7 @@ func mustParse(t *testing.T, url string) *pgxpool.Config {
 
 func TestMigrateWaitsBoundedAndSaysForWhat(t *testing.T) {
 	t.Parallel()
+	pgtest.NeedsSessions(t)
 	db := pgtest.Empty(t)
 	for _, c := range []struct{ name, sql, want string }{
 		{"hanging migration", `SELECT pg_advisory_xact_lock(hashtextextended('jobrun migrate ' || current_schema(), 0))`, "another migration of schema hanging migration "},
@@ -820,6 +822,7 @@ func TestMigrateByARoleThatOwnsOnlyItsSchema(t *testing.T) {
 
 func TestSchemaThatCannotBeUsedIsAClearError(t *testing.T) {
 	t.Parallel()
+	pgtest.NeedsSessions(t)
 	db := pgtest.Empty(t)
 	exec(t, db.Pool, `CREATE SCHEMA closed; CREATE SCHEMA fixed`)
 	role, url := db.Role(t, "")
@@ -861,6 +864,7 @@ func TestSchemaThatCannotBeUsedIsAClearError(t *testing.T) {
 // Schemas in one database know nothing of each other, whatever their names.
 func TestSchemasAreIndependent(t *testing.T) {
 	t.Parallel()
+	pgtest.NeedsSessions(t)
 	db := pgtest.Empty(t)
 	schemas := []string{"public", "batch", "Batch", `two words`, `quo"te`, `dot.ted`, "Bücher 정산", "batch_job_", "'", `back\slash`, "$1", strings.Repeat("x", 63)}
 	pool := db.PoolWith(t, func(c *pgxpool.Config) { c.ConnConfig.RuntimeParams["default_transaction_isolation"] = "serializable" })
@@ -894,6 +898,7 @@ func TestSchemasAreIndependent(t *testing.T) {
 
 func TestSchemaIsFoundBySearchPath(t *testing.T) {
 	t.Parallel()
+	pgtest.NeedsSessions(t)
 	db := pgtest.Empty(t)
 	for _, c := range []struct{ name, existing, path, schema, want string }{
 		{name: "new tables go to the first", path: `first, second`, want: "first"},
@@ -1171,6 +1176,7 @@ func TestVerifyFindsMissingPrivileges(t *testing.T) {
 
 func TestVerifyFindsAReadOnlySession(t *testing.T) {
 	t.Parallel()
+	pgtest.NeedsSessions(t)
 	db := pgtest.New(t)
 	pool := db.PoolWith(t, func(c *pgxpool.Config) { c.ConnConfig.RuntimeParams["default_transaction_read_only"] = "on" })
 	err := newRunner(t, pool, jobrun.Options{}).Verify(t.Context())

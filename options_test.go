@@ -631,6 +631,7 @@ func TestHostClockOnlyDecidesDates(t *testing.T) {
 
 func TestTimesReadRightUnderEverySessionTimeZone(t *testing.T) {
 	t.Parallel()
+	pgtest.NeedsSessions(t)
 	db := pgtest.New(t)
 	fired := instant("2026-09-14T15:30:00.123456Z") // 00:30 of the 15th in Seoul
 	modes := []pgx.QueryExecMode{pgx.QueryExecModeCacheStatement, pgx.QueryExecModeExec, pgx.QueryExecModeSimpleProtocol}

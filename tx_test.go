@@ -510,6 +510,7 @@ func TestPersonIsNotStarvedByCommitters(t *testing.T) {
 // the session after the length of the lease.
 func TestIdleTransactionIsEndedByTheServer(t *testing.T) {
 	t.Parallel()
+	pgtest.NeedsSessions(t)
 	db := effectDB(t)
 	r := newRunner(t, db.PoolWith(t, nil), jobrun.Options{Lease: time.Second})
 	f := launch(t, t.Context(), r, jobrun.Job{Name: "daily"})
