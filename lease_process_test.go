@@ -147,7 +147,7 @@ func TestStoppedDuringABeatIsStillTheHolder(t *testing.T) {
 	t.Parallel()
 	db := pgtest.New(t)
 	p := pgtest.NewProxy(t, db.URL)
-	c := startLeaseChild(t, p.URL(), time.Second)
+	c := startLeaseChild(t, p.URL(), 3*time.Second) // the renewal after the stop has a part of it
 	beaten(t, db.Pool, "nightly:2026-09-15", 1)
 	p.Hold(beatStatement)
 	eventually(t, "a beat is under way", func() bool { return p.Held() == 1 })
