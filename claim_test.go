@@ -650,7 +650,7 @@ func TestReadOnlyServerIsNoLostClaim(t *testing.T) {
 	readOnly("on")
 	r := newRunner(t, db.PoolWith(t, nil), jobrun.Options{})
 	job, executions := countingJob("daily")
-	ctx, cancel := context.WithTimeout(t.Context(), 500*time.Millisecond)
+	ctx, cancel := context.WithTimeout(t.Context(), 3*time.Second)
 	defer cancel()
 	res, err := r.RunDate(ctx, job, date)
 	var pg *pgconn.PgError

@@ -244,7 +244,7 @@ func (p *pages) runs(ctx context.Context, s *shell, w http.ResponseWriter, r *ht
 		return err
 	}
 	for _, rec := range runs {
-		l.Runs = append(l.Runs, runLine{rec, badges(rec, nil), runLink(rec.Key), took(rec), items(rec.ItemsProcessed, rec.ItemsFailed), note(s.words, rec)})
+		l.Runs = append(l.Runs, runLine{rec, badges(rec, nil), runLink(rec.Key), took(rec), s.items(rec.ItemsProcessed, rec.ItemsFailed), note(s.words, rec)})
 		if rec.Status == jobrun.Running {
 			s.Refresh = 5
 		}
@@ -418,6 +418,14 @@ func (w words) facts(rec jobrun.Record, stale *jobrun.StaleRun) [][2]string {
 	return lines[2:] // key and status are the page's head
 }
 
+// items is the counts of an attempt.
+func (w words) items(processed, failed int64) string {
+	if failed == 0 {
+		return items(processed, 0)
+	}
+	return fmt.Sprintf(w.T("%d (%d failed)"), processed, failed)
+}
+
 func (w words) historyLine(h jobrun.HistoryEntry, now jobrun.Record) historyLine {
 	if a := h.Action; a != nil {
 		l := historyLine{At: h.At, Person: true, What: w.T(h.Kind), Who: a.By + " (" + w.T("role") + " " + h.DBUser + ")", Why: a.Reason}
@@ -444,7 +452,7 @@ func (w words) historyLine(h jobrun.HistoryEntry, now jobrun.Record) historyLine
 		l.Note += ", " + short(h.FinishedAt.Sub(h.At))
 	}
 	if h.ItemsProcessed > 0 || h.ItemsFailed > 0 {
-		l.Note += ", " + fmt.Sprintf(w.T("%s items"), items(h.ItemsProcessed, h.ItemsFailed))
+		l.Note += ", " + fmt.Sprintf(w.T("%s items"), w.items(h.ItemsProcessed, h.ItemsFailed))
 	}
 	return l
 }

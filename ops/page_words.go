@@ -259,6 +259,7 @@ var koreanWords = map[string]string{
 	"another program":        "다른 프로그램",
 
 	"%s items":                    "%s건",
+	"%d (%d failed)":              "%d (%d건 실패)",
 	"usually %s":                  "평소 %s",
 	"%d by %s":                    "%d회차, %s",
 	"none: it was never executed": "없음: 실행된 적이 없습니다",
