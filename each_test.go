@@ -310,6 +310,9 @@ func TestFaultsAreNotTheItemsFault(t *testing.T) {
 			job := fmt.Sprintf("%s-%d", name, opts.Parallel)
 			t.Run(job, func(t *testing.T) {
 				t.Parallel()
+				if name == "terminated-unnoticed" { // by its process
+					pgtest.NeedsSessions(t)
+				}
 				r := newRunner(t, db.PoolWith(t, nil), jobrun.Options{})
 				got, _, err := each(t, r, job, jobrun.FromSlice(numbers(50)), func(ctx context.Context, tx pgx.Tx, n int) error {
 					if n == 35 {

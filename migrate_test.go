@@ -690,6 +690,7 @@ func TestMigrateAdoptsATableWithItsRows(t *testing.T) {
 
 func TestWiderTablesAreAdopted(t *testing.T) {
 	t.Parallel()
+	pgtest.NeedsSessions(t)
 	db := pgtest.Empty(t)
 	for name, change := range map[string]string{
 		"wider":            `ALTER TABLE batch_job_run ALTER job_key TYPE varchar(500), ALTER status TYPE varchar(30), ALTER worker_id TYPE varchar(255)`,
@@ -721,6 +722,7 @@ func TestWiderTablesAreAdopted(t *testing.T) {
 
 func TestUnfitTablesAreRefusedAndLeftAsTheyAre(t *testing.T) {
 	t.Parallel()
+	pgtest.NeedsSessions(t)
 	db := pgtest.Empty(t)
 	for name, c := range map[string]struct{ change, want string }{
 		"missing column":      {`ALTER TABLE batch_job_run DROP COLUMN worker_id`, "column batch_job_run.worker_id is missing"},

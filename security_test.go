@@ -611,6 +611,9 @@ func TestHostileNamesAreOnlyNames(t *testing.T) {
 				continue // pgx refuses it
 			}
 			t.Run(mode.String()+"/"+conforming, func(t *testing.T) {
+				if mode != pgx.QueryExecModeExec && mode != pgx.QueryExecModeSimpleProtocol {
+					pgtest.NeedsSessions(t)
+				}
 				t.Parallel()
 				schema := fmt.Sprintf(`%s $1 /* %d %s`, attack, i, conforming)
 				exec(t, db.Pool, `CREATE SCHEMA `+pgx.Identifier{schema}.Sanitize())

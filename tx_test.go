@@ -267,6 +267,7 @@ func TestLostAnswerToACommit(t *testing.T) {
 // nothing. The ledger and the run's row still do; of a plain Tx nothing does.
 func TestLostAnswerToACommitOfAServerThatIsGone(t *testing.T) {
 	t.Parallel()
+	pgtest.NeedsSessions(t)
 	for _, committed := range []bool{true, false} {
 		t.Run(fmt.Sprintf("committed=%t", committed), func(t *testing.T) {
 			t.Parallel()

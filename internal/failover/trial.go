@@ -1,0 +1,240 @@
+//go:build linux
+
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io"
+	"log/slog"
+	"math/rand/v2"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"syscall"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/seed-ccb5b62c/jobrun"
+)
+
+// trial is one run of the command.
+type trial struct {
+	config
+	programs programs
+	out      io.Writer
+	begun    time.Time
+	draws    *rand.Rand
+
+	cluster *cluster
+	workers []*process
+	facts   facts
+}
+
+// How a primary is killed.
+const (
+	serverAlone = "PostgreSQL"         // all its processes; Patroni sees it and says so
+	wholeNode   = "PostgreSQL+Patroni" // the node is gone: the others have to find out
+)
+
+var hows = []string{serverAlone, wholeNode}
+
+// process is a worker.
+type process struct {
+	settings
+	log   string
+	cmd   *exec.Cmd
+	stdin io.WriteCloser
+	ended chan error
+}
+
+func (t *trial) printf(format string, args ...any) { fmt.Fprintf(t.out, format+"\n", args...) }
+
+// run returns the exit code.
+func (t *trial) run(ctx context.Context) (code int, err error) {
+	dir, err := os.MkdirTemp("", "jobrun-failover-")
+	if err != nil {
+		return notJudged, err
+	}
+	if err := t.programs.folder(dir); err != nil {
+		return notJudged, err
+	}
+	end, err := startGuard(dir, t.keep)
+	if err != nil {
+		return notJudged, errors.Join(err, os.RemoveAll(dir))
+	}
+	defer end()
+	if t.keep {
+		defer t.printf("logs and notes: %s", dir)
+	}
+	t.printf("three nodes, %d kills, seed %d, ttl %d s", t.kills, t.seed, t.ttl)
+	if t.cluster, err = startCluster(ctx, t.programs, dir, t.config); err != nil {
+		return notJudged, err
+	}
+	if err := t.prepare(ctx); err != nil {
+		return notJudged, err
+	}
+	begin := time.Now()
+	for n := range 3 {
+		if err := t.startWorker(dir, fmt.Sprintf("worker%d", n+1), begin); err != nil {
+			return notJudged, err
+		}
+	}
+	for n := range t.kills {
+		if err := t.failOver(ctx, hows[n%2], []time.Duration{0, t.lag}[n/2%2]); err != nil {
+			return notJudged, fmt.Errorf("failover %d: %w", n+1, err)
+		}
+	}
+	if err := t.finish(ctx); err != nil {
+		return notJudged, err
+	}
+	if err := t.readFacts(ctx); err != nil {
+		return notJudged, err
+	}
+	found, n := judge(t.facts)
+	if verdict(t.out, t.facts, found, n, t.async, time.Since(t.begun)) > 0 {
+		return violated, nil
+	}
+	return sound, nil
+}
+
+// prepare makes the tables.
+func (t *trial) prepare(ctx context.Context) error {
+	pool, err := pgxpool.New(ctx, t.cluster.url())
+	if err != nil {
+		return err
+	}
+	defer pool.Close()
+	r, err := jobrun.New(pool, time.UTC, &jobrun.Options{Logger: slog.New(slog.DiscardHandler)})
+	if err != nil {
+		return err
+	}
+	if err := r.Migrate(ctx); err != nil {
+		return err
+	}
+	_, err = pool.Exec(ctx, `
+		CREATE TABLE probe (at timestamptz);
+		CREATE TABLE effect (job_key text, item integer, attempt integer) -- no key: a second time shows`)
+	return err
+}
+
+func (t *trial) startWorker(dir, name string, begin time.Time) error {
+	w := &process{settings: settings{Name: name, URL: t.cluster.url(), Notes: filepath.Join(dir, name+".notes"), Begin: begin}, log: filepath.Join(dir, name+".log"), ended: make(chan error, 1)}
+	text, err := json.Marshal(w.settings)
+	if err != nil {
+		return err
+	}
+	self, err := os.Executable()
+	if err != nil {
+		return err
+	}
+	log, err := os.Create(w.log)
+	if err != nil {
+		return err
+	}
+	defer log.Close() // the child has it
+	w.cmd = exec.Command(self)
+	w.cmd.Dir, w.cmd.Stdout, w.cmd.Stderr = dir, log, log
+	w.cmd.Env = append(os.Environ(), workerVariable+"="+string(text))
+	w.cmd.SysProcAttr = &syscall.SysProcAttr{Setpgid: true}
+	if w.stdin, err = w.cmd.StdinPipe(); err != nil {
+		return err
+	}
+	if err := w.cmd.Start(); err != nil {
+		return err
+	}
+	go func() { w.ended <- w.cmd.Wait() }()
+	t.workers = append(t.workers, w)
+	return nil
+}
+
+// failOver kills the primary, which has replicated nothing for a time, and waits until
+// all is well again.
+func (t *trial) failOver(ctx context.Context, how string, lag time.Duration) error {
+	leader, err := t.cluster.waitWhole(ctx)
+	if err != nil {
+		return err
+	}
+	if !sleep(ctx, 3*time.Second+time.Duration(t.draws.Int64N(int64(5*time.Second)))) {
+		return context.Cause(ctx)
+	}
+	if err := t.cluster.holdBack(ctx, leader, lag); err != nil {
+		return err
+	}
+	f := failover{How: how, Lag: lag, From: leader.name, At: time.Now()}
+	kill := map[string]func(*node) error{serverAlone: t.cluster.killServer, wholeNode: t.cluster.killNode}[how]
+	if err := kill(leader); err != nil {
+		return err
+	}
+	if err := t.cluster.waitWritable(ctx); err != nil {
+		return err
+	}
+	f.Back = time.Now()
+	if how == wholeNode {
+		if err := t.cluster.startPatroni(leader); err != nil {
+			return err
+		}
+	}
+	next, err := t.cluster.waitWhole(ctx)
+	if err != nil {
+		return err
+	}
+	f.To, f.Whole = next.name, time.Now()
+	t.facts.failovers = append(t.facts.failovers, f)
+	t.printf("%3d  %s  %-18s of %s killed, %s behind; %s leads; a write succeeds after %4.1f s, whole after %4.1f s",
+		len(t.facts.failovers), clock(f.At), how, f.From, lag, f.To, f.Back.Sub(f.At).Seconds(), f.Whole.Sub(f.At).Seconds())
+	return nil
+}
+
+// finish lets all runs come to their end.
+func (t *trial) finish(ctx context.Context) error {
+	for _, w := range t.workers {
+		_, _ = fmt.Fprintln(w.stdin, wordFinish) // one that has ended says why below
+	}
+	limit := time.After(5 * time.Minute)
+	for _, w := range t.workers {
+		select {
+		case err := <-w.ended:
+			if err != nil {
+				return fmt.Errorf("%s: %w: %s", w.Name, err, w.lastWord())
+			}
+		case <-limit:
+			return fmt.Errorf("%s does not come to an end", w.Name)
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		}
+	}
+	return nil
+}
+
+// lastWord is the last line that a worker has logged.
+func (w *process) lastWord() string {
+	text, err := os.ReadFile(w.log)
+	if err != nil {
+		return err.Error()
+	}
+	lines := strings.Split(strings.TrimSpace(string(text)), "\n")
+	return lines[len(lines)-1]
+}
+
+// readFacts reads the workers' files and the tables.
+func (t *trial) readFacts(ctx context.Context) error {
+	for _, w := range t.workers {
+		notes, err := readNotes(w.Notes)
+		if err != nil {
+			return err
+		}
+		t.facts.notes = append(t.facts.notes, notes...)
+	}
+	conn, err := pgx.Connect(ctx, t.cluster.url())
+	if err != nil {
+		return err
+	}
+	defer func() { _ = conn.Close(context.WithoutCancel(ctx)) }()
+	return t.facts.readTables(ctx, conn)
+}
