@@ -393,6 +393,71 @@ func TestWhatIsAcknowledgedIsOnTheSynchronousStandby(t *testing.T) {
 	}
 }
 
+// A claim whose statement is given up while it waits for the standby is committed on
+// the primary, and found there: the function starts only when it is on the standby too.
+func TestClaimThatIsFoundAgainIsOnTheSynchronousStandby(t *testing.T) {
+	t.Parallel()
+	server, err := pgtest.Start(t.Context(), pgtest.Options{Durable: true})
+	if err != nil {
+		t.Skip(err) // an existing server with other settings
+	}
+	t.Cleanup(server.Stop)
+	pool, err := pgxpool.New(t.Context(), server.URL("postgres"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(pool.Close)
+	r := newRunner(t, pool, jobrun.Options{})
+	if err := r.Migrate(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	standby := func(name string) {
+		for _, sql := range []string{`ALTER SYSTEM SET synchronous_standby_names = '` + name + `'`, `SELECT pg_reload_conf()`} {
+			if _, err := pool.Exec(context.Background(), sql); err != nil {
+				t.Error(err)
+			}
+		}
+	}
+	waits := func(statement string) func() bool {
+		return func() bool {
+			return query[bool](t, pool, `SELECT EXISTS (SELECT FROM pg_stat_activity WHERE wait_event = 'SyncRep' AND query LIKE '%'||$1||'%')`, statement)
+		}
+	}
+	t.Cleanup(func() { standby("") })
+	var started atomic.Bool
+	ended := make(chan jobrun.Result, 1)
+	for n := 0; ; n++ { // until the setting has taken effect
+		standby("none")
+		job := jobrun.Job{Name: fmt.Sprint("daily-", n), Func: func(context.Context, *jobrun.Run) error { started.Store(true); return nil }}
+		started.Store(false)
+		go func() {
+			result, err := r.RunDate(context.Background(), job, date)
+			if err != nil {
+				t.Error(err)
+			}
+			ended <- result
+		}()
+		waiting := false
+		eventually(t, "the claim waits, or did not have to", func() bool {
+			waiting = waits("INSERT INTO")()
+			return waiting || started.Load()
+		})
+		if waiting {
+			break
+		}
+		standby("")
+		<-ended
+	}
+	eventually(t, "the claim was given up, found again, and waits once more", waits("pg_logical_emit_message"))
+	if started.Load() {
+		t.Error("the function was started although its claim is on the primary alone")
+	}
+	standby("")
+	if result := <-ended; result.Record.Status != jobrun.Succeeded || result.Record.Attempt != 1 {
+		t.Errorf("%+v", result)
+	}
+}
+
 func TestInfiniteTimesDoNotHideStaleRuns(t *testing.T) {
 	t.Parallel()
 	db := pgtest.New(t)

@@ -948,6 +948,7 @@ CREATE SCHEMA "Third Räume"`)
 // Migrate, Verify and a run work in sessions of every kind.
 func TestMigrateInEverySession(t *testing.T) {
 	t.Parallel()
+	pgtest.NeedsSessions(t)
 	db := pgtest.Empty(t)
 	modes := []pgx.QueryExecMode{pgx.QueryExecModeCacheStatement, pgx.QueryExecModeCacheDescribe, pgx.QueryExecModeDescribeExec, pgx.QueryExecModeExec, pgx.QueryExecModeSimpleProtocol}
 	for _, mode := range modes {

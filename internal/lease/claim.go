@@ -316,6 +316,10 @@ func (b *Book) repeatFor(ctx context.Context, limit time.Duration, kept share, f
 				left = min(left, b.Lease/8)
 			}
 			err = fn(limited, s, conn, lockLimit(left))
+			if err == nil && undecided {
+				// It may have found what an earlier try has committed, but not yet on the standby.
+				return s.Replicated(limited, conn)
+			}
 			undecided = undecided || !errors.Is(err, errUnseen) && store.Undecided(err)
 			return err
 		}

@@ -218,13 +218,18 @@ func (b *Book) fate(ctx context.Context, mark store.Mark, proof func(context.Con
 			return err
 		case fate == "in progress":
 			return errUnseen
-		case fate == "aborted", fate == "committed" && proof == nil:
-			committed = fate == "committed"
+		case fate == "aborted":
+			committed = false
 			return nil
+		case fate == "committed" && proof == nil:
+			committed = true
+			return s.Replicated(ctx, conn)
 		case proof == nil:
 			return store.Refusal("the server was restarted or replaced since")
 		}
-		committed, err = proof(ctx, s, conn)
+		if committed, err = proof(ctx, s, conn); err == nil && committed {
+			err = s.Replicated(ctx, conn)
+		}
 		return err
 	})
 	return committed, err

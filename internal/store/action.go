@@ -215,3 +215,17 @@ func (s *Store) Acted(ctx context.Context, db DB, token string) (bool, error) {
 }
 
 const actedSQL = `SELECT 1 FROM batch_job_action WHERE token = $1::text::uuid`
+
+// Replicated returns when all that was committed before is where the server's settings
+// want a commit to be, also what a statement wrote that was given up while it waited
+// for a synchronous standby: the server then answers an error, but has committed.
+func (s *Store) Replicated(ctx context.Context, db DB) error {
+	_, err := db.Exec(ctx, s.replicated)
+	return err
+}
+
+// replicatedSQL writes something, as only a commit that has written waits. It locks nothing.
+const replicatedSQL = `
+WITH bound AS MATERIALIZED (SELECT ` + durable + `)
+SELECT pg_catalog.pg_logical_emit_message(true, 'jobrun', '')
+FROM bound`

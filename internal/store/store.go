@@ -36,7 +36,7 @@ type Store struct {
 	claim, reclaim, skip, finish, abandon, beat, standing string
 	get, history, stale                                   string
 	markFailed, approve, approveReset, skipFailed         string
-	skipNew, acted                                        string
+	skipNew, acted, replicated                            string
 	due, present, first, attention, failing, prune        string
 	fence, seal, take, done, failItem, failedItems        string
 	checkpoint, saveCheckpoint                            string
@@ -56,7 +56,7 @@ func New(schema string) *Store {
 		claim:  q(claimSQL), reclaim: q(reclaimSQL), skip: q(skipSQL), finish: q(finishSQL), abandon: q(abandonSQL),
 		beat: q(beatSQL), standing: q(standingSQL),
 		get: q(getSQL), history: q(historySQL), stale: q(staleSQL),
-		markFailed: q(markFailedSQL), approve: q(approveSQL), approveReset: q(approveResetSQL), skipFailed: q(skipFailedSQL), skipNew: q(skipNewSQL), acted: q(actedSQL),
+		markFailed: q(markFailedSQL), approve: q(approveSQL), approveReset: q(approveResetSQL), skipFailed: q(skipFailedSQL), skipNew: q(skipNewSQL), acted: q(actedSQL), replicated: replicatedSQL,
 		fence: q(fenceSQL), seal: q(sealSQL), take: q(takeSQL), done: q(doneSQL),
 		failItem: q(failItemSQL), failedItems: q(failedItemsSQL), countItems: q(countItemsSQL), checkpoint: q(checkpointSQL), saveCheckpoint: q(saveSQL),
 		due: q(dueSQL), present: q(presentSQL), first: q(firstSQL), attention: q(attentionSQL), failing: q(failingSQL), prune: q(pruneSQL),
