@@ -147,8 +147,9 @@ func (p *pages) act(ctx context.Context, s *shell, w http.ResponseWriter, r *htt
 	if err != nil {
 		return err
 	}
+	a := jobrun.Action{By: s.Actor, Reason: c.Reason, Force: c.Force, ResetItems: c.Reset && c.Do == "rerun"}
 	if seenOf(rec) != shown {
-		last, is, err := p.last(ctx, key, c.Do, s.Actor, c.Reason)
+		last, is, err := p.repeated(ctx, c, shown, a)
 		if err != nil {
 			return err
 		}
@@ -162,7 +163,6 @@ func (p *pages) act(ctx context.Context, s *shell, w http.ResponseWriter, r *htt
 		}
 		return p.question(ctx, s, w, http.StatusConflict, c)
 	}
-	a := jobrun.Action{By: s.Actor, Reason: c.Reason, Force: c.Force, ResetItems: c.Reset && c.Do == "rerun"}
 	switch c.Do {
 	case "mark-failed":
 		_, err = p.runner.MarkFailed(ctx, rec, a)
@@ -176,7 +176,7 @@ func (p *pages) act(ctx context.Context, s *shell, w http.ResponseWriter, r *htt
 	case errors.Is(err, jobrun.ErrAlive):
 		c.Conflict = s.T("it beats")
 	case errors.Is(err, jobrun.ErrConflict): // its text is the library's own
-		if _, is, last := p.last(ctx, key, c.Do, s.Actor, c.Reason); is && last == nil {
+		if _, is, unread := p.repeated(ctx, c, shown, a); is && unread == nil {
 			redirect(w, runLink(key)+"&done="+c.Do, http.StatusSeeOther)
 			return nil
 		}
@@ -197,20 +197,33 @@ func (p *pages) act(ctx context.Context, s *shell, w http.ResponseWriter, r *htt
 	return p.question(ctx, s, w, http.StatusConflict, c)
 }
 
-// last is the last action of a person on a run, and whether it is this one, just taken.
-func (p *pages) last(ctx context.Context, key, do, actor, reason string) (last *jobrun.HistoryEntry, is bool, err error) {
-	history, err := p.runner.History(ctx, key)
+// lastAction is the last action of a person in a history; nil: there is none.
+func lastAction(history []jobrun.HistoryEntry) *jobrun.HistoryEntry {
+	for _, h := range slices.Backward(history) {
+		if h.Action != nil {
+			return &h
+		}
+	}
+	return nil
+}
+
+// justDone reports whether an action is this person's of the last minute, by two clocks.
+func justDone(h *jobrun.HistoryEntry, do, actor string) bool {
+	kind := map[string]string{"mark-failed": "MARK_FAILED", "rerun": "APPROVE_RERUN", "skip": "SKIP"}[do]
+	return h != nil && h.Kind == kind && h.Action.By == actor && time.Since(h.At).Abs() < time.Minute
+}
+
+// repeated reads the last action on a run, and reports whether it is this form's, sent
+// twice: the same words and ticks, on the same attempt in the same state.
+func (p *pages) repeated(ctx context.Context, c confirmation, shown seen, a jobrun.Action) (last *jobrun.HistoryEntry, is bool, err error) {
+	history, err := p.runner.History(ctx, c.Key)
 	if err != nil && !errors.Is(err, jobrun.ErrNotFound) {
 		return nil, false, err
 	}
-	for _, h := range slices.Backward(history) {
-		if h.Action != nil {
-			kind := map[string]string{"mark-failed": "MARK_FAILED", "rerun": "APPROVE_RERUN", "skip": "SKIP"}[do]
-			recent := time.Since(h.At).Abs() < time.Minute // by two clocks
-			return &h, recent && h.Kind == kind && h.Action.By == actor && (reason == "" || h.Action.Reason == reason), nil
-		}
-	}
-	return nil, false, nil
+	last = lastAction(history)
+	is = justDone(last, c.Do, a.By) && last.Action.Reason == a.Reason && last.Action.Force == a.Force && last.Action.ResetItems == a.ResetItems &&
+		strconv.Itoa(last.Attempt) == shown.Attempt && url.QueryEscape(string(last.Previous)) == shown.Status
+	return last, is, nil
 }
 
 // has reports whether the service has a job of this name, as far as the page knows.

@@ -162,6 +162,14 @@ func TestPageTakesActionsOnWhatWasSeen(t *testing.T) {
 		t.Errorf("%+v, %v", history, err)
 	}
 	post(form(t, page, "reason", "again"), "kim", 409, "Refused, nothing was changed", "approved since")
+	post(form(t, page, "reason", "rates loaded"), "lee", 409, "approved since") // not what lee did: the items would stay
+	post(form(t, page, "reason", "rates loaded", "reset", "on"), "lee", 303)    // sent twice
+
+	// The same words on what has come of it are another decision.
+	run(t, r, "reports", day, jobrun.Retry{}, failure)
+	post(form(t, s.get("confirm?do=rerun&key=reports:2026-09-15", 200), "reason", "again"), "kim", 303)
+	run(t, r, "reports", day, jobrun.Retry{}, nil)
+	post(form(t, s.get("confirm?do=rerun&key=reports:2026-09-15", 200), "reason", "again"), "kim", 409, "only Force")
 
 	run(t, r, "reminders", day, jobrun.Retry{}, nil)
 	page = s.get("confirm?do=rerun&key=reminders:2026-09-15", 200, "although it SUCCEEDED")

@@ -337,14 +337,8 @@ func (p *pages) run(ctx context.Context, s *shell, w http.ResponseWriter, r *htt
 		one.Actions = append(one.Actions, actionLink{do, "confirm?do=" + do + "&key=" + url.QueryEscape(key)})
 	}
 	s.Title, s.Body = key, one
-	if done := r.URL.Query().Get("done"); slices.Contains(acts, done) {
-		_, is, err := p.last(ctx, key, done, s.Actor, "") // else it is an old link
-		if err != nil {
-			return err
-		}
-		if is {
-			s.Done = s.T("done " + done)
-		}
+	if done := r.URL.Query().Get("done"); slices.Contains(acts, done) && justDone(lastAction(history), done, s.Actor) { // else it is an old link
+		s.Done = s.T("done " + done)
 	}
 	return p.render(w, http.StatusOK, "run", s)
 }
