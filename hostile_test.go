@@ -314,10 +314,11 @@ func TestWhatIsAcknowledgedIsOnDisk(t *testing.T) {
 	}
 }
 
-// With synchronous_commit local, an acknowledged claim or result could be gone after a
-// fail-over to a synchronous standby: both wait for the standby all the same.
-func TestWhatIsAcknowledgedIsOnTheSynchronousStandby(t *testing.T) {
-	t.Parallel()
+// newWithStandby is a Runner on a server of its own, whose sessions commit as told.
+// standby names a synchronous standby that there is not: who waits for it waits until it
+// is named no more.
+func newWithStandby(t *testing.T, commit string) (pool *pgxpool.Pool, r *jobrun.Runner, standby func(name string)) {
+	t.Helper()
 	server, err := pgtest.Start(t.Context(), pgtest.Options{Durable: true})
 	if err != nil {
 		t.Skip(err) // an existing server with other settings
@@ -327,24 +328,30 @@ func TestWhatIsAcknowledgedIsOnTheSynchronousStandby(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	config.ConnConfig.RuntimeParams["synchronous_commit"] = "local"
-	pool, err := pgxpool.NewWithConfig(t.Context(), config)
+	config.ConnConfig.RuntimeParams["synchronous_commit"] = commit
+	pool, err = pgxpool.NewWithConfig(t.Context(), config)
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(pool.Close)
-	r := newRunner(t, pool, jobrun.Options{})
+	r = newRunner(t, pool, jobrun.Options{})
 	if err := r.Migrate(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	// standby names one that there is not: who waits for it waits until it is named no more.
-	standby := func(name string) {
+	return pool, r, func(name string) {
 		for _, sql := range []string{`ALTER SYSTEM SET synchronous_standby_names = '` + name + `'`, `SELECT pg_reload_conf()`} {
 			if _, err := pool.Exec(context.Background(), sql); err != nil {
 				t.Error(err)
 			}
 		}
 	}
+}
+
+// With synchronous_commit local, an acknowledged claim or result could be gone after a
+// fail-over to a synchronous standby: both wait for the standby all the same.
+func TestWhatIsAcknowledgedIsOnTheSynchronousStandby(t *testing.T) {
+	t.Parallel()
+	pool, r, standby := newWithStandby(t, "local")
 	wait := func(sessions int) func() bool {
 		return func() bool {
 			return query[int](t, pool, `SELECT count(*)::int FROM pg_stat_activity WHERE wait_event = 'SyncRep'`) == sessions
@@ -397,27 +404,7 @@ func TestWhatIsAcknowledgedIsOnTheSynchronousStandby(t *testing.T) {
 // the primary, and found there: the function starts only when it is on the standby too.
 func TestClaimThatIsFoundAgainIsOnTheSynchronousStandby(t *testing.T) {
 	t.Parallel()
-	server, err := pgtest.Start(t.Context(), pgtest.Options{Durable: true})
-	if err != nil {
-		t.Skip(err) // an existing server with other settings
-	}
-	t.Cleanup(server.Stop)
-	pool, err := pgxpool.New(t.Context(), server.URL("postgres"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(pool.Close)
-	r := newRunner(t, pool, jobrun.Options{})
-	if err := r.Migrate(t.Context()); err != nil {
-		t.Fatal(err)
-	}
-	standby := func(name string) {
-		for _, sql := range []string{`ALTER SYSTEM SET synchronous_standby_names = '` + name + `'`, `SELECT pg_reload_conf()`} {
-			if _, err := pool.Exec(context.Background(), sql); err != nil {
-				t.Error(err)
-			}
-		}
-	}
+	pool, r, standby := newWithStandby(t, "on")
 	waits := func(statement string) func() bool {
 		return func() bool {
 			return query[bool](t, pool, `SELECT EXISTS (SELECT FROM pg_stat_activity WHERE wait_event = 'SyncRep' AND query LIKE '%'||$1||'%')`, statement)

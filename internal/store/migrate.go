@@ -227,7 +227,7 @@ func (s *Store) applied(ctx context.Context, db DB, all []Migration) (n int, uns
 type column struct {
 	Table, Name, Type string
 	NotNull           bool
-	Collation         string // "": that of the database or "C", or another that tells the same texts apart as they do
+	Collation         string // one that cannot be used; "": the database's, "C", or one that does no harm
 }
 
 // columns reads the columns of all jobrun tables that exist in the schema.
