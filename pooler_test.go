@@ -20,9 +20,6 @@ func TestNothingIsLeftInASession(t *testing.T) {
 	for _, mode := range []pgx.QueryExecMode{pgx.QueryExecModeCacheStatement, pgx.QueryExecModeExec, pgx.QueryExecModeSimpleProtocol} {
 		t.Run(mode.String(), func(t *testing.T) {
 			t.Parallel()
-			if mode == pgx.QueryExecModeCacheStatement {
-				pgtest.NeedsSessions(t)
-			}
 			db := pgtest.New(t)
 			pool := db.PoolWith(t, func(c *pgxpool.Config) { c.MaxConns, c.ConnConfig.DefaultQueryExecMode = 3, mode })
 			r := newRunner(t, pool, jobrun.Options{})

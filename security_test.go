@@ -284,92 +284,94 @@ func TestRowsAndItemsAreNotTold(t *testing.T) {
 		`INSERT INTO customer (email, name) VALUES ($1 || '-6', NULL)`, `INSERT INTO customer (email) VALUES ($1)`,
 	}
 	for _, mode := range []pgx.QueryExecMode{pgx.QueryExecModeCacheStatement, pgx.QueryExecModeSimpleProtocol} {
-		w := newWitness()
-		pool := db.PoolWith(t, func(c *pgxpool.Config) { c.ConnConfig.DefaultQueryExecMode = mode })
-		r := w.runner(t, pool, jobrun.Options{})
-		orders := []order{{1, secret}, {2, secret}, {3, secret}, {4, secret}, {5, secret}, {6, secret}, {7, secret + mode.String()}}
-		var mu sync.Mutex
-		beside := map[string]int{} // where the server told the secret
-		carries := func(err error) error {
-			var pg *pgconn.PgError
-			if errors.As(err, &pg) {
-				mu.Lock()
-				defer mu.Unlock()
-				for where, text := range map[string]string{"detail": pg.Detail, "hint": pg.Hint, "where": pg.Where, "query": pg.InternalQuery} {
-					beside[where] += strings.Count(text, secret)
-				}
-			}
-			return err
-		}
-		for name, f := range map[string]jobrun.Func{
-			"each": func(ctx context.Context, run *jobrun.Run) error {
-				_, err := jobrun.Each(ctx, run, jobrun.FromSlice(orders), func(o order) string { return orderKey(o.ID) }, func(ctx context.Context, tx pgx.Tx, o order) error {
-					if err := run.SetCheckpoint(ctx, tx, o); err != nil {
-						return err
-					}
-					_, err := tx.Exec(ctx, statements[o.ID-1], o.Email)
-					return carries(err)
-				}, nil)
-				var items *jobrun.ItemsError
-				if !errors.As(err, &items) || items.Failed != 5 {
-					t.Errorf("%v", err)
-				} else {
-					for _, item := range items.First {
-						w.note(item.Item, item.Err)
+		t.Run(mode.String(), func(t *testing.T) {
+			w := newWitness()
+			pool := db.PoolWith(t, func(c *pgxpool.Config) { c.ConnConfig.DefaultQueryExecMode = mode })
+			r := w.runner(t, pool, jobrun.Options{})
+			orders := []order{{1, secret}, {2, secret}, {3, secret}, {4, secret}, {5, secret}, {6, secret}, {7, secret + mode.String()}}
+			var mu sync.Mutex
+			beside := map[string]int{} // where the server told the secret
+			carries := func(err error) error {
+				var pg *pgconn.PgError
+				if errors.As(err, &pg) {
+					mu.Lock()
+					defer mu.Unlock()
+					for where, text := range map[string]string{"detail": pg.Detail, "hint": pg.Hint, "where": pg.Where, "query": pg.InternalQuery} {
+						beside[where] += strings.Count(text, secret)
 					}
 				}
-				var wrong int
-				found, decoding := run.Checkpoint(ctx, &wrong)
-				if found || decoding == nil {
-					t.Errorf("a checkpoint decodes into the wrong type: %v", decoding)
-				}
-				return errors.Join(err, decoding)
-			},
-			"tx": func(ctx context.Context, run *jobrun.Run) error {
-				return run.Tx(ctx, func(tx pgx.Tx) error {
-					_, err := tx.Exec(ctx, statements[1], secret)
-					return carries(err)
-				})
-			},
-			"once": func(ctx context.Context, run *jobrun.Run) error {
-				_, err := run.Once(ctx, "payout", func(tx pgx.Tx) error {
-					_, err := tx.Exec(ctx, `INSERT INTO customer (later) VALUES ($1)`, secret)
-					return err // only its commit fails
-				})
-				return carries(err)
-			},
-			"complete": func(ctx context.Context, run *jobrun.Run) error {
-				return carries(run.Complete(ctx, func(tx pgx.Tx) error {
-					_, err := tx.Exec(ctx, `INSERT INTO customer (later) VALUES ($1)`, secret)
-					return err
-				}))
-			},
-			"read": func(ctx context.Context, run *jobrun.Run) error {
-				rows, err := pool.Query(ctx, `SELECT email FROM customer WHERE email = $1`, secret)
-				type none struct{ Missing string }
-				_, err = jobrun.Each(ctx, run, jobrun.FromRows(rows, err, pgx.RowToStructByName[none]), func(none) string { return "" },
-					func(context.Context, pgx.Tx, none) error { return nil }, nil)
 				return err
-			},
-		} {
-			job := jobrun.Job{Name: mode.String()[:5] + "-" + name, Func: f, Retry: jobrun.Retry{MaxAttempts: 2, Backoff: atOnce}}
-			for range 2 {
-				res, err := r.RunDate(t.Context(), job, date)
-				if err == nil || res.Record.Status != jobrun.Failed {
-					t.Errorf("%s: %+v, %v", name, res, err)
+			}
+			for name, f := range map[string]jobrun.Func{
+				"each": func(ctx context.Context, run *jobrun.Run) error {
+					_, err := jobrun.Each(ctx, run, jobrun.FromSlice(orders), func(o order) string { return orderKey(o.ID) }, func(ctx context.Context, tx pgx.Tx, o order) error {
+						if err := run.SetCheckpoint(ctx, tx, o); err != nil {
+							return err
+						}
+						_, err := tx.Exec(ctx, statements[o.ID-1], o.Email)
+						return carries(err)
+					}, nil)
+					var items *jobrun.ItemsError
+					if !errors.As(err, &items) || items.Failed != 5 {
+						t.Errorf("%v", err)
+					} else {
+						for _, item := range items.First {
+							w.note(item.Item, item.Err)
+						}
+					}
+					var wrong int
+					found, decoding := run.Checkpoint(ctx, &wrong)
+					if found || decoding == nil {
+						t.Errorf("a checkpoint decodes into the wrong type: %v", decoding)
+					}
+					return errors.Join(err, decoding)
+				},
+				"tx": func(ctx context.Context, run *jobrun.Run) error {
+					return run.Tx(ctx, func(tx pgx.Tx) error {
+						_, err := tx.Exec(ctx, statements[1], secret)
+						return carries(err)
+					})
+				},
+				"once": func(ctx context.Context, run *jobrun.Run) error {
+					_, err := run.Once(ctx, "payout", func(tx pgx.Tx) error {
+						_, err := tx.Exec(ctx, `INSERT INTO customer (later) VALUES ($1)`, secret)
+						return err // only its commit fails
+					})
+					return carries(err)
+				},
+				"complete": func(ctx context.Context, run *jobrun.Run) error {
+					return carries(run.Complete(ctx, func(tx pgx.Tx) error {
+						_, err := tx.Exec(ctx, `INSERT INTO customer (later) VALUES ($1)`, secret)
+						return err
+					}))
+				},
+				"read": func(ctx context.Context, run *jobrun.Run) error {
+					rows, err := pool.Query(ctx, `SELECT email FROM customer WHERE email = $1`, secret)
+					type none struct{ Missing string }
+					_, err = jobrun.Each(ctx, run, jobrun.FromRows(rows, err, pgx.RowToStructByName[none]), func(none) string { return "" },
+						func(context.Context, pgx.Tx, none) error { return nil }, nil)
+					return err
+				},
+			} {
+				job := jobrun.Job{Name: mode.String()[:5] + "-" + name, Func: f, Retry: jobrun.Retry{MaxAttempts: 2, Backoff: atOnce}}
+				for range 2 {
+					res, err := r.RunDate(t.Context(), job, date)
+					if err == nil || res.Record.Status != jobrun.Failed {
+						t.Errorf("%s: %+v, %v", name, res, err)
+					}
+					w.note(fmt.Sprintf("%+v", res), err)
 				}
-				w.note(fmt.Sprintf("%+v", res), err)
+				items, err := r.FailedItems(t.Context(), job.Key(date), "", 100)
+				history, told := r.History(t.Context(), job.Key(date))
+				w.note(fmt.Sprintf("%+v %+v", items, history), err, told)
 			}
-			items, err := r.FailedItems(t.Context(), job.Key(date), "", 100)
-			history, told := r.History(t.Context(), job.Key(date))
-			w.note(fmt.Sprintf("%+v %+v", items, history), err, told)
-		}
-		for _, where := range []string{"detail", "hint", "where", "query"} {
-			if beside[where] == 0 {
-				t.Errorf("%s: the server did not tell it as the %s of an error: nothing is shown", mode, where)
+			for _, where := range []string{"detail", "hint", "where", "query"} {
+				if beside[where] == 0 {
+					t.Errorf("%s: the server did not tell it as the %s of an error: nothing is shown", mode, where)
+				}
 			}
-		}
-		w.told(t, r)
+			w.told(t, r)
+		})
 	}
 	if all := stored(t, db.Pool); strings.Contains(all, secret) {
 		t.Errorf("stored: %.3000s", all)

@@ -24,12 +24,15 @@ import (
 // the same transaction; see Once.
 //
 // fn may be called again: after a serialization failure or a deadlock (SQLSTATE
-// 40001, 40P01), at most 8 times in all, and when it is certain that a COMMIT whose
-// answer was lost did not happen. What it does outside the transaction must bear
-// that. Its first statement may set the isolation level. It returns nil to commit;
-// its error rolls back and comes back as it is. It must not end the transaction,
-// and must return before Tx can: statements on tx from other goroutines are not
-// waited for.
+// 40001, 40P01) and when it is certain that a COMMIT whose answer was lost did not
+// happen, at most 8 times in all; once more after its connection was lost or its
+// server had become read-only (25006), as in a failover. What it does outside the
+// transaction must bear that. While no server can be reached, Tx waits as long as
+// the attempt holds its run; for a connection of a pool that is used up, 30 s
+// (Options.Lease if that is shorter). The first statement of fn may set the
+// isolation level. It returns nil to commit; its error rolls back and comes back as
+// it is. It must not end the transaction, and must return before Tx can: statements
+// on tx from other goroutines are not waited for.
 //
 // A transaction waits for a lock, and the server waits for the process, no longer
 // than Options.Lease: a process that stands still cannot hold what it has locked.

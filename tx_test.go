@@ -217,26 +217,7 @@ func TestTxRepeatsWhatPasses(t *testing.T) {
 func TestLostAnswerToACommit(t *testing.T) {
 	t.Parallel()
 	db := effectDB(t)
-	for what, call := range map[string]func(ctx context.Context, run *jobrun.Run, work func(tx pgx.Tx) error) error{
-		"tx": func(ctx context.Context, run *jobrun.Run, work func(tx pgx.Tx) error) error { return run.Tx(ctx, work) },
-		"once": func(ctx context.Context, run *jobrun.Run, work func(tx pgx.Tx) error) error {
-			ran, err := run.Once(ctx, "item", work)
-			if err == nil && !ran {
-				return errors.New("it did not run")
-			}
-			return err
-		},
-		"complete": func(ctx context.Context, run *jobrun.Run, work func(tx pgx.Tx) error) error {
-			return run.Complete(ctx, work)
-		},
-		"each": func(ctx context.Context, run *jobrun.Run, work func(tx pgx.Tx) error) error {
-			res, err := jobrun.Each(ctx, run, jobrun.FromSlice([]int{1}), orderKey, func(_ context.Context, tx pgx.Tx, _ int) error { return work(tx) }, nil)
-			if err == nil && res.Done != 1 {
-				return fmt.Errorf("%+v", res)
-			}
-			return err
-		},
-	} {
+	for what, call := range transactions {
 		for n, arm := range map[int]func(p *pgtest.Proxy){
 			1: func(p *pgtest.Proxy) { p.CutAfter("^commit") },
 			2: func(p *pgtest.Proxy) { p.CutBefore("^commit") },
@@ -373,18 +354,20 @@ func TestFenceNeedsATransaction(t *testing.T) {
 		})
 	})
 	for _, mode := range []pgx.QueryExecMode{pgx.QueryExecModeCacheStatement, pgx.QueryExecModeExec, pgx.QueryExecModeSimpleProtocol} {
-		pool := db.PoolWith(t, func(c *pgxpool.Config) { c.ConnConfig.DefaultQueryExecMode = mode })
-		tx, err := pool.Begin(t.Context())
-		if err != nil {
-			t.Fatal(err)
-		}
-		if _, err := tx.Exec(t.Context(), `COMMIT`); err != nil {
-			t.Fatal(err)
-		}
-		for range 3 { // a prepared statement behaves in another way from its second time on
-			refused("no transaction", "needs an open transaction", f.run.Fence(t.Context(), tx))
-		}
-		_ = tx.Rollback(t.Context())
+		t.Run(mode.String(), func(t *testing.T) {
+			pool := db.PoolWith(t, func(c *pgxpool.Config) { c.ConnConfig.DefaultQueryExecMode = mode })
+			tx, err := pool.Begin(t.Context())
+			if err != nil {
+				t.Fatal(err)
+			}
+			if _, err := tx.Exec(t.Context(), `COMMIT`); err != nil {
+				t.Fatal(err)
+			}
+			for range 3 { // a prepared statement behaves in another way from its second time on
+				refused("no transaction", "needs an open transaction", f.run.Fence(t.Context(), tx))
+			}
+			_ = tx.Rollback(t.Context())
+		})
 	}
 	f.succeeds(t, 1)
 }

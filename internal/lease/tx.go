@@ -10,6 +10,7 @@ import (
 	"github.com/google/uuid"
 	"github.com/jackc/pgx/v5"
 
+	"github.com/seed-ccb5b62c/jobrun/internal/reserve"
 	"github.com/seed-ccb5b62c/jobrun/internal/store"
 )
 
@@ -17,18 +18,20 @@ import (
 // is not shorter.
 const AcquireLimit = 30 * time.Second
 
-// txTries is how often a transaction is begun again that failed with something
-// that passes.
-const txTries = 8
+// How often the work of a transaction is called at most, if what it fails with passes.
+const (
+	txTries  = 8 // a serialization failure, a deadlock, a COMMIT that did not happen
+	txBreaks = 2 // a connection that was lost: work that crashes its server is not called for ever
+)
 
 // ErrBroken says that the connection of a transaction broke before its COMMIT was sent.
 var ErrBroken = errors.New("jobrun: the connection broke")
 
 // Tx is a transaction that commits only while the attempt holds its run.
 type Tx struct {
-	// Work is called again after a serialization failure or a deadlock, and when it
-	// is certain that the COMMIT did not happen. Without commit, nothing is fenced
-	// and all is rolled back.
+	// Work is called again after a serialization failure or a deadlock, when its
+	// connection was lost, and when it is certain that the COMMIT did not happen.
+	// Without commit, nothing is fenced and all is rolled back.
 	Work func(ctx context.Context, s *store.Store, tx pgx.Tx) (commit bool, err error)
 	// End ends the attempt in the same commit; nil: it goes on.
 	End func() store.Outcome
@@ -37,39 +40,54 @@ type Tx struct {
 	Proof func(ctx context.Context, s *store.Store, conn *pgx.Conn) (bool, error)
 }
 
-// Tx executes t. The error is ErrLost when the attempt no longer holds its run,
-// ErrDone after a Tx with End, ErrUnknown when the answer to the COMMIT was lost
-// and nothing tells what became of it.
-func (b *Book) Tx(ctx context.Context, h *Held, t Tx) (after store.Row, err error) {
-	for try := 0; ; try++ {
-		again := false
-		after, again, err = b.tx(ctx, h, t)
-		if err == nil || !again || try == txTries-1 || !store.Pause(ctx, try) {
+// again tells whether another try of a transaction may succeed.
+type again int
+
+const (
+	never  again = iota
+	reach        // no server could be reached, nothing was done: until the lease runs out
+	broke        // the connection was lost before the COMMIT: txBreaks
+	passed       // all was undone: txTries
+)
+
+// Tx executes t, and waits for a server as long as the attempt holds its run. The
+// error is ErrLost when the attempt no longer holds its run, ErrDone after a Tx with
+// End, ErrUnknown when the answer to the COMMIT was lost and nothing tells what
+// became of it.
+func (b *Book) Tx(ctx context.Context, h *Held, t Tx) (store.Row, error) {
+	var tries [passed + 1]int
+	for pause := 0; ; pause++ {
+		after, again, err := b.tx(ctx, h, t)
+		tries[again]++
+		if again == never || tries[passed] == txTries || tries[broke] == txBreaks {
 			return after, err
+		}
+		if !store.Pause(ctx, pause) {
+			return after, ours{ended(ctx, err)}
 		}
 	}
 }
 
-// tx is one try; again tells that another may succeed.
-func (b *Book) tx(ctx context.Context, h *Held, t Tx) (after store.Row, again bool, err error) {
+// tx is one try.
+func (b *Book) tx(ctx context.Context, h *Held, t Tx) (after store.Row, again again, err error) {
 	if err := h.Check(); err != nil {
-		return after, false, err
+		return after, never, err
 	}
 	conn, err := b.Reserve.Acquire(ctx, min(b.Lease, AcquireLimit))
 	if err != nil {
-		return after, ctx.Err() == nil && !errors.Is(err, context.DeadlineExceeded) && store.Transient(err), ours{ended(ctx, err)}
+		return after, unreached(ctx, err), ours{ended(ctx, err)}
 	}
 	defer conn.Release() // destroys one that is broken or still in a transaction
 	s, err := b.Tables.Open(ctx, conn)
 	if err != nil {
-		return after, false, ours{ended(ctx, err)}
+		return after, unreached(ctx, err), ours{ended(ctx, err)}
 	}
 	name := uuid.NewString()
 	begin, stop := context.WithTimeout(ctx, StatementLimit)
 	tx, err := s.Begin(begin, conn.Conn(), name, b.Lease)
 	stop()
 	if err != nil {
-		return after, ctx.Err() == nil && store.Transient(err), ours{ended(ctx, err)}
+		return after, unreached(ctx, err), ours{ended(ctx, err)}
 	}
 	detached, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	defer cancel()
@@ -86,32 +104,36 @@ func (b *Book) tx(ctx context.Context, h *Held, t Tx) (after store.Row, again bo
 	status := conn.Conn().PgConn().TxStatus()
 	switch {
 	case ctx.Err() != nil:
-		return after, false, ended(ctx, err)
+		return after, never, ended(ctx, err)
 	case broken && (errors.Is(err, context.DeadlineExceeded) || errors.Is(err, context.Canceled)):
-		return after, false, err // of a context of the work's own, which pgx ends the connection for
+		return after, never, err // of a context of the work's own, which pgx ends the connection for
+	case broken && overdue(err):
+		return after, never, fmt.Errorf("%w: %w", ErrBroken, err)
 	case broken && err != nil:
-		return after, false, fmt.Errorf("%w: %w", ErrBroken, err)
+		return after, broke, fmt.Errorf("%w: %w", ErrBroken, err)
 	case broken:
-		return after, false, fmt.Errorf("%w during the work, which did not say so", ErrBroken)
+		return after, never, fmt.Errorf("%w during the work, which did not say so", ErrBroken)
 	case err != nil && passes(err):
 		return b.refused(ctx, h, err)
+	case store.Code(err) == "25006":
+		return after, broke, err
 	case err != nil:
-		return after, false, err
+		return after, never, err
 	case conn.Conn().PgConn().IsBusy():
-		return after, false, errors.New("the work left the rows of a query, or the results of a batch, open: close them before it returns")
+		return after, never, errors.New("the work left the rows of a query, or the results of a batch, open: close them before it returns")
 	case status == 'E':
-		return after, false, errors.New("a statement of the transaction failed, but the work returned no error")
+		return after, never, errors.New("a statement of the transaction failed, but the work returned no error")
 	case status != 'T':
-		return after, false, errors.New("the work ended its transaction itself: what it did so far is not protected by the lease")
+		return after, never, errors.New("the work ended its transaction itself: what it did so far is not protected by the lease")
 	case !commit:
-		return after, false, nil
+		return after, never, nil
 	}
 	return b.commit(detached, h, t, s, tx, name)
 }
 
 // commit fences and commits a transaction. Ctx is not the caller's: from here on
 // only the limits end it.
-func (b *Book) commit(ctx context.Context, h *Held, t Tx, s *store.Store, tx pgx.Tx, name string) (after store.Row, again bool, err error) {
+func (b *Book) commit(ctx context.Context, h *Held, t Tx, s *store.Store, tx pgx.Tx, name string) (after store.Row, again again, err error) {
 	limited, cancel := context.WithTimeout(ctx, ResultLimit)
 	defer cancel()
 	fence := s.Fence
@@ -122,7 +144,10 @@ func (b *Book) commit(ctx context.Context, h *Held, t Tx, s *store.Store, tx pgx
 	mark, found, err := fence(limited, tx, h.Row, name, lock, b.commitLimit())
 	if err == nil && !found {
 		err = b.lost(ctx, h)
-		return after, errors.Is(err, errUnseen), err
+		if errors.Is(err, errUnseen) {
+			return after, passed, err
+		}
+		return after, never, err
 	}
 	if err == nil && t.End != nil {
 		h.seal()
@@ -138,18 +163,18 @@ func (b *Book) commit(ctx context.Context, h *Held, t Tx, s *store.Store, tx pgx
 		err = tx.Commit(limited)
 		if err == nil {
 			h.end(t.End != nil, after)
-			return after, false, nil
+			return after, never, nil
 		}
 		if store.Undecided(err) && !errors.Is(err, pgx.ErrTxCommitRollback) {
 			committed, unread := b.fate(ctx, mark, t.Proof)
 			switch {
 			case unread != nil:
-				return after, false, fmt.Errorf("%w: the answer to COMMIT was lost (%w), and so was what became of it: %w", ErrUnknown, err, unread)
+				return after, never, fmt.Errorf("%w: the answer to COMMIT was lost (%w), and so was what became of it: %w", ErrUnknown, err, unread)
 			case committed:
 				h.end(t.End != nil, after)
-				return after, false, nil
+				return after, never, nil
 			}
-			return after, true, fmt.Errorf("%w: %w", ErrBroken, err)
+			return after, passed, fmt.Errorf("%w: %w", ErrBroken, err)
 		}
 	}
 	switch {
@@ -159,14 +184,28 @@ func (b *Book) commit(ctx context.Context, h *Held, t Tx, s *store.Store, tx pgx
 	case passes(err):
 		return b.refused(ctx, h, err)
 	case tx.Conn().IsClosed():
-		err = fmt.Errorf("%w: %w", ErrBroken, err)
+		return after, broke, fmt.Errorf("%w: %w", ErrBroken, err)
 	}
-	return after, false, err
+	return after, never, err
 }
 
 // commitLimit is how long the server waits for the COMMIT after a fence, which
 // keeps everybody from changing the run.
 func (b *Book) commitLimit() time.Duration { return min(b.Lease, 2*StatementLimit) }
+
+// unreached decides after an error before the transaction has begun.
+func unreached(ctx context.Context, err error) again {
+	if ctx.Err() == nil && !errors.Is(err, reserve.ErrExhausted) && store.Transient(err) {
+		return reach
+	}
+	return never
+}
+
+// overdue reports that the server ended the session because the work took too long.
+func overdue(err error) bool {
+	code := store.Code(err)
+	return code == "25P03" || code == "25P04"
+}
 
 // passes reports a serialization failure or a deadlock.
 func passes(err error) bool {
@@ -176,11 +215,11 @@ func passes(err error) bool {
 
 // refused decides after an error that passes: under strict isolation levels a run
 // that is no longer the attempt's looks like one.
-func (b *Book) refused(ctx context.Context, h *Held, err error) (after store.Row, again bool, _ error) {
+func (b *Book) refused(ctx context.Context, h *Held, err error) (after store.Row, again again, _ error) {
 	if lost := b.lost(ctx, h); !errors.Is(lost, errUnseen) {
-		return after, false, lost
+		return after, never, lost
 	}
-	return after, true, err
+	return after, passed, err
 }
 
 // lost looks, on another connection, why the attempt does not hold its run, and

@@ -49,7 +49,8 @@ func Empty(t testing.TB) *DB {
 }
 
 // PoolWith returns a further pool on the database, closed when the test ends. Set, which may be nil, changes its
-// configuration: its size, its exec mode, its user.
+// configuration: its size, its user, its exec mode. Behind a pooler in transaction mode it skips t if that mode
+// prepares statements.
 func (db *DB) PoolWith(t testing.TB, set func(*pgxpool.Config)) *pgxpool.Pool {
 	t.Helper()
 	config, err := pgxpool.ParseConfig(db.URL)
@@ -59,6 +60,9 @@ func (db *DB) PoolWith(t testing.TB, set func(*pgxpool.Config)) *pgxpool.Pool {
 	config.MaxConns = 16
 	if set != nil {
 		set(config)
+	}
+	if mode := config.ConnConfig.DefaultQueryExecMode; mode != pgx.QueryExecModeExec && mode != pgx.QueryExecModeSimpleProtocol {
+		NeedsSessions(t)
 	}
 	pool, err := pgxpool.NewWithConfig(context.Background(), config)
 	if err != nil {

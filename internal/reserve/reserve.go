@@ -246,11 +246,14 @@ func (r *Reserve) release() {
 	}
 }
 
+// ErrExhausted says that all connections of the pool were in use for too long.
+var ErrExhausted = errors.New("no connection in time")
+
 // exhausted says why no connection could be had, unless the caller gave up.
 func (r *Reserve) exhausted(err error) error {
 	if errors.Is(err, context.Canceled) {
 		return err
 	}
 	s := r.pool.Stat()
-	return fmt.Errorf("no connection in time, %d of at most %d in use: %w", s.AcquiredConns(), s.MaxConns(), err)
+	return fmt.Errorf("%w, %d of at most %d in use: %w", ErrExhausted, s.AcquiredConns(), s.MaxConns(), err)
 }
