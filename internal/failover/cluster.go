@@ -140,14 +140,23 @@ func (c *cluster) holdBack(ctx context.Context, n *node, lag time.Duration) erro
 }
 
 // killServer kills all processes of a node's PostgreSQL; its Patroni lives and sees it.
-func (c *cluster) killServer(n *node) error { return killInside(filepath.Join(n.dir, "data")) }
+func (c *cluster) killServer(_ context.Context, n *node) error {
+	return killInside(filepath.Join(n.dir, "data"))
+}
 
 // killNode kills a node's PostgreSQL and its Patroni: nobody is left to tell.
-func (c *cluster) killNode(n *node) error {
+func (c *cluster) killNode(_ context.Context, n *node) error {
 	err := errors.Join(n.patroni.Process.Kill(), killInside(n.dir))
 	_ = n.patroni.Wait()
 	return err
 }
+
+// stopNode stops all of a node where it stands.
+func (c *cluster) stopNode(_ context.Context, n *node) error {
+	return signalInside(n.dir, syscall.SIGSTOP)
+}
+
+func (c *cluster) continueNode(n *node) error { return signalInside(n.dir, syscall.SIGCONT) }
 
 // url is the connection string that finds the primary among the nodes.
 func (c *cluster) url() string {

@@ -18,11 +18,11 @@ type facts struct {
 	effects   map[string]map[int]int // how often, by key and item
 }
 
-// failover is a primary that was killed, and what followed.
+// failover is a primary that was lost, and what followed.
 type failover struct {
 	How, From, To   string
-	Lag             time.Duration // nothing was replicated for so long before the kill
-	At, Back, Whole time.Time     // of the kill; when a write succeeded again; when the cluster was whole again
+	Lag             time.Duration // nothing was replicated for so long before
+	At, Back, Whole time.Time     // of the loss; when a write succeeded again; when the cluster was whole again
 }
 
 type runRow struct {

@@ -24,14 +24,14 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-func TestTwoFailovers(t *testing.T) {
+func TestFailovers(t *testing.T) {
 	if os.Getenv("JOBRUN_FAILOVER") == "" {
-		t.Skip("takes two minutes and needs patroni and etcd; JOBRUN_FAILOVER=1 runs it")
+		t.Skip("takes three minutes and needs patroni and etcd; JOBRUN_FAILOVER=1 runs it")
 	}
 	pattern := filepath.Join(os.TempDir(), "jobrun-failover-*") // not t.TempDir: PostgreSQL's account must reach it
 	before, _ := filepath.Glob(pattern)
 	var out, errOut bytes.Buffer
-	if code := command([]string{"-kills", "2", "-lag", "0"}, &out, &errOut); code != sound {
+	if code := command([]string{"-kills", "2", "-stops", "1", "-switchovers", "1", "-lag", "0"}, &out, &errOut); code != sound {
 		t.Errorf("exit code %d: %s", code, errOut.String())
 	}
 	t.Log(out.String())
@@ -79,7 +79,7 @@ func TestGuardKillsWhatStandsInTheDirectoryAndRemovesIt(t *testing.T) {
 }
 
 func TestUsage(t *testing.T) {
-	for _, args := range [][]string{{"-kills", "0"}, {"-ttl", "1"}, {"-lag", "-1s"}, {"more"}, {"-what"}} {
+	for _, args := range [][]string{{"-kills", "-1"}, {"-kills", "0", "-stops", "0", "-switchovers", "0"}, {"-ttl", "1"}, {"-lag", "-1s"}, {"more"}, {"-what"}} {
 		if code := command(args, &bytes.Buffer{}, &bytes.Buffer{}); code != usage {
 			t.Errorf("%q: exit code %d", args, code)
 		}

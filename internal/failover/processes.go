@@ -3,6 +3,7 @@
 package main
 
 import (
+	"errors"
 	"fmt"
 	"io"
 	"os"
@@ -48,6 +49,18 @@ func killInside(dir string) error {
 		}
 	}
 	return fmt.Errorf("processes in %s do not end", dir)
+}
+
+// signalInside sends those processes a signal.
+func signalInside(dir string, signal syscall.Signal) (err error) {
+	for range 2 { // those that were started meanwhile
+		for _, pid := range inside(dir) {
+			if failed := syscall.Kill(pid, signal); failed != nil && !errors.Is(failed, syscall.ESRCH) {
+				err = errors.Join(err, failed)
+			}
+		}
+	}
+	return err
 }
 
 // guardVariable holds the directory of a process that is the guard; a "-" before it

@@ -66,7 +66,7 @@ func verdict(out io.Writer, f facts, found []finding, n figures, async bool, too
 			}
 		}
 		if len(down) > 0 {
-			row("failovers, "+how+" killed", len(down))
+			row("failovers, "+how, len(down))
 			row("without a primary: median, at most", seconds(middle(down))+", "+seconds(slices.Max(down)))
 			row("until all three nodes were whole: median, at most", seconds(middle(whole))+", "+seconds(slices.Max(whole)))
 		}
@@ -96,7 +96,7 @@ func verdict(out io.Writer, f facts, found []finding, n figures, async bool, too
 	}
 	row("outcomes that a call said it could not record; runs that so wait for a person", fmt.Sprintf("%d, %d", n.unknown, n.person))
 	row("attempts that ran through a failover and SUCCEEDED", n.through)
-	row("attempts that a kill made FAIL, and a later one did", n.interrupted)
+	row("attempts running at one that ended FAILED", n.interrupted)
 	row("violations", violations)
 	row("time in all", took.Round(time.Second))
 	if violations > 0 {

@@ -7,7 +7,9 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"net/http"
+	"strings"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -43,6 +45,25 @@ func ask(ctx context.Context, n *node) ([]member, error) {
 	defer answer.Body.Close()
 	var all struct{ Members []member }
 	return all.Members, json.NewDecoder(answer.Body).Decode(&all)
+}
+
+// switchOver asks a leader's Patroni to hand over to another node, and waits for its answer.
+func (c *cluster) switchOver(ctx context.Context, n *node) error {
+	ctx, cancel := context.WithTimeout(ctx, 30*time.Second)
+	defer cancel()
+	req, err := http.NewRequestWithContext(ctx, http.MethodPost, "http://"+n.rest+"/switchover", strings.NewReader(fmt.Sprintf(`{"leader": %q}`, n.name)))
+	if err != nil {
+		return err
+	}
+	answer, err := http.DefaultClient.Do(req)
+	if err != nil {
+		return err
+	}
+	defer answer.Body.Close()
+	if text, _ := io.ReadAll(io.LimitReader(answer.Body, 1000)); answer.StatusCode != http.StatusOK {
+		return fmt.Errorf("switchover: %s: %s", answer.Status, text)
+	}
+	return nil
 }
 
 // whole returns the leader, or why the cluster is not whole: a leader, all others

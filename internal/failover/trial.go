@@ -36,13 +36,30 @@ type trial struct {
 	facts   facts
 }
 
-// How a primary is killed.
+// How a primary is lost.
 const (
-	serverAlone = "PostgreSQL"         // all its processes; Patroni sees it and says so
-	wholeNode   = "PostgreSQL+Patroni" // the node is gone: the others have to find out
+	serverAlone = "PostgreSQL killed" // all its processes; Patroni sees it and says so
+	wholeNode   = "node killed"       // Patroni too: the others have to find out
+	stopped     = "node stopped"      // the same, but it comes back when another leads
+	switchover  = "switchover"        // as planned: it is shut down before another leads
 )
 
-var hows = []string{serverAlone, wholeNode}
+var hows = []string{serverAlone, wholeNode, stopped, switchover}
+
+// plan is how the primary is lost, in a drawn order.
+func (t *trial) plan() (all []failover) {
+	for n := range t.kills {
+		all = append(all, failover{How: hows[n%2], Lag: []time.Duration{0, t.lag}[n/2%2]})
+	}
+	for range t.stops {
+		all = append(all, failover{How: stopped})
+	}
+	for range t.switchovers {
+		all = append(all, failover{How: switchover})
+	}
+	t.draws.Shuffle(len(all), func(i, j int) { all[i], all[j] = all[j], all[i] })
+	return all
+}
 
 // process is a worker.
 type process struct {
@@ -72,7 +89,7 @@ func (t *trial) run(ctx context.Context) (code int, err error) {
 	if t.keep {
 		defer t.printf("logs and notes: %s", dir)
 	}
-	t.printf("three nodes, %d kills, seed %d, ttl %d s", t.kills, t.seed, t.ttl)
+	t.printf("three nodes, %d kills, %d stops, %d switchovers, seed %d, ttl %d s", t.kills, t.stops, t.switchovers, t.seed, t.ttl)
 	if t.cluster, err = startCluster(ctx, t.programs, dir, t.config); err != nil {
 		return notJudged, err
 	}
@@ -85,8 +102,8 @@ func (t *trial) run(ctx context.Context) (code int, err error) {
 			return notJudged, err
 		}
 	}
-	for n := range t.kills {
-		if err := t.failOver(ctx, hows[n%2], []time.Duration{0, t.lag}[n/2%2]); err != nil {
+	for n, f := range t.plan() {
+		if err := t.failOver(ctx, f); err != nil {
 			return notJudged, fmt.Errorf("failover %d: %w", n+1, err)
 		}
 	}
@@ -153,9 +170,9 @@ func (t *trial) startWorker(dir, name string, begin time.Time) error {
 	return nil
 }
 
-// failOver kills the primary, which has replicated nothing for a time, and waits until
-// all is well again.
-func (t *trial) failOver(ctx context.Context, how string, lag time.Duration) error {
+// failOver makes the cluster lose its primary, which may have replicated nothing for a
+// time, and waits until all is well again.
+func (t *trial) failOver(ctx context.Context, f failover) error {
 	leader, err := t.cluster.waitWhole(ctx)
 	if err != nil {
 		return err
@@ -163,22 +180,28 @@ func (t *trial) failOver(ctx context.Context, how string, lag time.Duration) err
 	if !sleep(ctx, 3*time.Second+time.Duration(t.draws.Int64N(int64(5*time.Second)))) {
 		return context.Cause(ctx)
 	}
-	if err := t.cluster.holdBack(ctx, leader, lag); err != nil {
+	if err := t.cluster.holdBack(ctx, leader, f.Lag); err != nil {
 		return err
 	}
-	f := failover{How: how, Lag: lag, From: leader.name, At: time.Now()}
-	kill := map[string]func(*node) error{serverAlone: t.cluster.killServer, wholeNode: t.cluster.killNode}[how]
-	if err := kill(leader); err != nil {
+	f.From, f.At = leader.name, time.Now()
+	lose := map[string]func(context.Context, *node) error{
+		serverAlone: t.cluster.killServer, wholeNode: t.cluster.killNode, stopped: t.cluster.stopNode, switchover: t.cluster.switchOver,
+	}[f.How]
+	if err := lose(ctx, leader); err != nil {
 		return err
 	}
 	if err := t.cluster.waitWritable(ctx); err != nil {
 		return err
 	}
 	f.Back = time.Now()
-	if how == wholeNode {
-		if err := t.cluster.startPatroni(leader); err != nil {
-			return err
-		}
+	switch f.How {
+	case wholeNode:
+		err = t.cluster.startPatroni(leader)
+	case stopped:
+		err = t.cluster.continueNode(leader)
+	}
+	if err != nil {
+		return err
 	}
 	next, err := t.cluster.waitWhole(ctx)
 	if err != nil {
@@ -186,8 +209,8 @@ func (t *trial) failOver(ctx context.Context, how string, lag time.Duration) err
 	}
 	f.To, f.Whole = next.name, time.Now()
 	t.facts.failovers = append(t.facts.failovers, f)
-	t.printf("%3d  %s  %-18s of %s killed, %s behind; %s leads; a write succeeds after %4.1f s, whole after %4.1f s",
-		len(t.facts.failovers), clock(f.At), how, f.From, lag, f.To, f.Back.Sub(f.At).Seconds(), f.Whole.Sub(f.At).Seconds())
+	t.printf("%3d  %s  %-17s %s, %s behind; %s leads; a write succeeds after %4.1f s, whole after %4.1f s",
+		len(t.facts.failovers), clock(f.At), f.How, f.From, f.Lag, f.To, f.Back.Sub(f.At).Seconds(), f.Whole.Sub(f.At).Seconds())
 	return nil
 }
 
