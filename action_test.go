@@ -819,7 +819,7 @@ type step struct {
 }
 
 var steps = []step{
-	{"SKIP", "select $1::text, 'skipped', now(), now(), $3::text", jobrun.Skipped, func(*testing.T, *pgxpool.Pool, *jobrun.Runner, string) {}},
+	{"SKIP", "::text, 'skipped', now(), now(),", jobrun.Skipped, func(*testing.T, *pgxpool.Pool, *jobrun.Runner, string) {}},
 	{"APPROVE_RERUN", "approved_at = act.now, approved_attempt = r.attempt", jobrun.Skipped, func(*testing.T, *pgxpool.Pool, *jobrun.Runner, string) {}},
 	{"MARK_FAILED", "'person' as ended_by", jobrun.Failed, func(t *testing.T, pool *pgxpool.Pool, r *jobrun.Runner, key string) {
 		exec(t, pool, `DELETE FROM batch_job_run WHERE job_key = $1`, key)

@@ -13,6 +13,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/seed-ccb5b62c/jobrun"
@@ -230,7 +231,14 @@ func TestFailureIsRecordedInAnyServerEncoding(t *testing.T) {
 		exec(t, db.Pool, fmt.Sprintf(`CREATE DATABASE %s ENCODING '%s' LC_COLLATE 'C' LC_CTYPE 'C' TEMPLATE template0`, name, encoding))
 		t.Cleanup(func() { _, _ = db.Pool.Exec(context.Background(), `DROP DATABASE `+name+` WITH (FORCE)`) })
 		at.Path = "/" + name
-		pool, err := pgxpool.New(t.Context(), at.String())
+		config, err := pgxpool.ParseConfig(at.String())
+		if err != nil {
+			t.Fatal(err)
+		}
+		if mode := &config.ConnConfig.DefaultQueryExecMode; *mode == pgx.QueryExecModeSimpleProtocol {
+			*mode = pgx.QueryExecModeExec // see TestSimpleProtocolNeedsUTF8
+		}
+		pool, err := pgxpool.NewWithConfig(t.Context(), config)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -251,6 +259,23 @@ func TestFailureIsRecordedInAnyServerEncoding(t *testing.T) {
 			if failed := (*jobrun.RunError)(nil); !errors.As(err, &failed) || res.Record.Status != jobrun.Failed {
 				t.Errorf("%s %q: %s, %v", encoding, text, res.Record.Status, err)
 			}
+		}
+	}
+}
+
+// What pgx refuses before it sends anything is told at once, and not tried for a minute.
+func TestSimpleProtocolNeedsUTF8(t *testing.T) {
+	t.Parallel()
+	db := pgtest.New(t)
+	pool := db.PoolWith(t, func(c *pgxpool.Config) {
+		c.ConnConfig.DefaultQueryExecMode = pgx.QueryExecModeSimpleProtocol
+		c.ConnConfig.RuntimeParams["client_encoding"] = "LATIN1"
+	})
+	r := newRunner(t, pool, jobrun.Options{})
+	_, run := r.RunDate(t.Context(), jobrun.Job{Name: "daily", Func: func(context.Context, *jobrun.Run) error { return nil }}, date)
+	for what, err := range map[string]error{"Migrate": r.Migrate(t.Context()), "Verify": r.Verify(t.Context()), "RunDate": run} {
+		if err == nil || !strings.Contains(err.Error(), "client_encoding=UTF8") || strings.Contains(err.Error(), "gave up") || errors.Is(err, context.DeadlineExceeded) {
+			t.Errorf("%s: %v", what, err)
 		}
 	}
 }

@@ -105,6 +105,46 @@ func TestTransactionsWaitNoLongerThanTheLease(t *testing.T) {
 	t.Cleanup(func() { effects(t, db.Pool, "") })
 }
 
+// A server that is away for longer than the default costs no result of those who say
+// that it may.
+func TestResultTimeout(t *testing.T) {
+	t.Parallel()
+	pgtest.NeedsSessions(t)
+	db := pgtest.New(t)
+	for name, c := range map[string]struct {
+		limit, away time.Duration
+		recorded    bool
+	}{
+		"short": {5 * time.Second, time.Hour, false}, "default": {0, time.Hour, false}, "long": {time.Hour, 32 * time.Second, true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			var gone atomic.Int64 // since when, as Unix time in ns
+			pool := db.PoolWith(t, func(config *pgxpool.Config) {
+				config.ConnConfig.RuntimeParams["application_name"] = name
+				dial := config.ConnConfig.DialFunc
+				config.ConnConfig.DialFunc = func(ctx context.Context, network, address string) (net.Conn, error) {
+					if since := gone.Load(); since > 0 && time.Since(time.Unix(0, since)) < c.away {
+						return nil, syscall.ECONNREFUSED
+					}
+					return dial(ctx, network, address)
+				}
+			})
+			job := jobrun.Job{Name: name, Func: func(ctx context.Context, run *jobrun.Run) error {
+				gone.Store(time.Now().UnixNano())
+				pool.Reset()
+				exec(t, db.Pool, `SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = $1`, name)
+				return nil
+			}}
+			start := time.Now()
+			res, err := newRunner(t, pool, jobrun.Options{ResultTimeout: c.limit}).RunDate(t.Context(), job, date)
+			if took := time.Since(start); errors.Is(err, jobrun.ErrOutcomeUnknown) == c.recorded || (res.Record.Status == jobrun.Succeeded) != c.recorded || name == "short" && took > 29*time.Second {
+				t.Errorf("%+v, %v after %s", res, err, took)
+			}
+		})
+	}
+}
+
 // Work whose connection is lost before the COMMIT is repeated, but only once: what
 // crashes its server is not sent for ever. Nor is what the server ends for its length.
 func TestWorkIsRepeatedOnceWhenItsConnectionIsLost(t *testing.T) {

@@ -22,7 +22,7 @@ import (
 const (
 	StatementLimit = 5 * time.Second  // one statement, acquiring a connection included
 	ClaimLimit     = 30 * time.Second // establishing a claim, repeats included
-	ResultLimit    = 30 * time.Second // recording a result, repeats included
+	ResultLimit    = 30 * time.Second // recording a result or an action, repeats included; the default for results
 	ResetLimit     = 5 * time.Minute  // emptying a ledger, which may be large
 )
 
@@ -43,6 +43,7 @@ type Book struct {
 	Tables  *store.Tables
 	Reserve *reserve.Reserve
 	Lease   time.Duration
+	Results time.Duration // recording a result, repeats included
 	Log     *slog.Logger
 	Settled func(context.Context, store.Row) // after a claim whose answer was lost was closed; may be nil
 
@@ -57,8 +58,8 @@ type Book struct {
 }
 
 // NewBook returns a Book for a pool's connections.
-func NewBook(tables *store.Tables, r *reserve.Reserve, lease time.Duration, log *slog.Logger) *Book {
-	b := &Book{Tables: tables, Reserve: r, Lease: lease, Log: log}
+func NewBook(tables *store.Tables, r *reserve.Reserve, lease, results time.Duration, log *slog.Logger) *Book {
+	b := &Book{Tables: tables, Reserve: r, Lease: lease, Results: results, Log: log}
 	b.going, b.interrupt = context.WithCancelCause(context.Background())
 	b.open, b.cease = context.WithCancel(context.Background())
 	return b
@@ -157,7 +158,7 @@ func (b *Book) Record(ctx context.Context, c store.Claim, reason string) (row st
 // at once, not counted. It returns the run after that; if it cannot close it, the
 // run as it was, and the Book goes on trying.
 func (b *Book) NeverStarted(ctx context.Context, c store.Claim, row store.Row, why string) store.Row {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), ResultLimit)
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), b.Results)
 	defer cancel()
 	after, err := b.abandon(ctx, row, why)
 	if err != nil {
@@ -228,7 +229,7 @@ func (b *Book) settle(c store.Claim) {
 // earlier try whose answer was lost is found by its token. The error is ErrLost
 // when somebody else has ended the attempt, else ErrUnknown.
 func (b *Book) Finish(ctx context.Context, h *Held, o store.Outcome) (after store.Row, err error) {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), ResultLimit)
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), b.Results)
 	defer cancel()
 	row := h.Row
 	_, err = b.repeat(ctx, own, func(ctx context.Context, s *store.Store, conn *pgx.Conn, lock time.Duration) error {

@@ -248,7 +248,7 @@ func (b *Book) lost(ctx context.Context, h *Held) error {
 // fate finds out whether a transaction was committed whose answer was lost; while
 // the server is still at it, it waits.
 func (b *Book) fate(ctx context.Context, mark store.Mark, proof func(context.Context, *store.Store, *pgx.Conn) (bool, error)) (committed bool, err error) {
-	ctx, cancel := context.WithTimeout(ctx, ResultLimit)
+	ctx, cancel := context.WithTimeout(ctx, b.Results)
 	defer cancel()
 	_, err = b.repeat(ctx, own, func(ctx context.Context, s *store.Store, conn *pgx.Conn, _ time.Duration) error {
 		fate, err := s.Fate(ctx, conn, mark)
@@ -405,7 +405,7 @@ func (b *Book) FailItem(ctx context.Context, h *Held, item, text string) error {
 	if err := h.Check(); err != nil {
 		return err
 	}
-	limited, cancel := context.WithTimeout(ctx, ResultLimit)
+	limited, cancel := context.WithTimeout(ctx, b.Results)
 	defer cancel()
 	found := false
 	_, err := b.repeat(limited, own, func(ctx context.Context, s *store.Store, conn *pgx.Conn, lock time.Duration) (err error) {

@@ -4,20 +4,21 @@
 //	go run ./internal/pooled
 //
 // It starts a PostgreSQL and a PgBouncer of its own. Tests that need sessions of their own
-// are skipped, and listed by "go test -v". At the end it asks the server what is left.
+// are skipped, and listed with -v. At the end it asks the server what is left.
 package main
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"flag"
 	"fmt"
+	"io"
 	"net"
 	"os"
 	"os/exec"
 	"os/signal"
 	"path/filepath"
-	"strconv"
 	"strings"
 	"syscall"
 	"time"
@@ -29,7 +30,7 @@ import (
 
 func main() {
 	modes := flag.String("modes", "exec,simple_protocol", "execution modes of pgx, a list with commas")
-	verbose := flag.Bool("v", false, "as for go test")
+	verbose := flag.Bool("v", false, "print what the tests say")
 	flag.Usage = func() {
 		fmt.Fprintln(flag.CommandLine.Output(), "Usage: pooled [flags] [package...]   (default: . ./ops)")
 		flag.PrintDefaults()
@@ -82,11 +83,11 @@ func run(ctx context.Context, modes, packages []string, verbose bool) error {
 	name, _, _ := strings.Cut(string(version), "\n")
 	for _, mode := range modes {
 		fmt.Printf("\n== %s, transaction mode, %s\n", name, mode)
-		args := append([]string{"test", "-count=1", "-timeout=20m", "-v=" + strconv.FormatBool(verbose)}, packages...)
+		args := append([]string{"test", "-json", "-count=1", "-timeout=20m"}, packages...)
 		cmd := exec.CommandContext(ctx, "go", args...)
 		cmd.Env = append(os.Environ(), "JOBRUN_TEST_POOLER="+name+" in transaction mode", "JOBRUN_TEST_DATABASE_URL="+url+"&default_query_exec_mode="+mode)
-		cmd.Stdout, cmd.Stderr = os.Stdout, os.Stderr
-		if err := cmd.Run(); err != nil {
+		cmd.Stderr = os.Stderr
+		if err := tell(cmd, verbose); err != nil {
 			return fmt.Errorf("%s: %w", mode, err)
 		}
 		if err := nothingLeft(ctx, direct); err != nil {
@@ -94,6 +95,45 @@ func run(ctx context.Context, modes, packages []string, verbose bool) error {
 		}
 	}
 	return nil
+}
+
+// tell runs a "go test -json" and prints how many tests passed, were skipped and failed,
+// with what those said that failed; verbose: with what all said.
+func tell(cmd *exec.Cmd, verbose bool) error {
+	out, err := cmd.StdoutPipe()
+	if err != nil {
+		return err
+	}
+	if err := cmd.Start(); err != nil {
+		return err
+	}
+	count := map[string]int{}
+	said := map[string]string{} // by package and test
+	var line struct{ Action, Package, Test, Output string }
+	decoder := json.NewDecoder(out)
+	for err = decoder.Decode(&line); err == nil; err = decoder.Decode(&line) {
+		test := line.Package + " " + line.Test
+		switch line.Action {
+		case "output":
+			if said[test] += line.Output; verbose {
+				fmt.Print(line.Output)
+			}
+		case "pass", "skip", "fail":
+			if line.Test != "" && !strings.Contains(line.Test, "/") {
+				count[line.Action]++
+			}
+			if line.Action == "fail" && !verbose {
+				fmt.Print(said[test])
+			}
+			delete(said, test)
+		}
+		line.Test, line.Output = "", "" // which a line may not have
+	}
+	if errors.Is(err, io.EOF) {
+		err = nil
+	}
+	fmt.Printf("%d tests passed, %d need sessions of their own and were skipped, %d failed\n", count["pass"], count["skip"], count["fail"])
+	return errors.Join(err, cmd.Wait())
 }
 
 // startBouncer starts a PgBouncer in front of the server at the port, for all of its

@@ -31,7 +31,7 @@ func Transient(err error) bool {
 		var connect *pgconn.ConnectError
 		var parse *pgconn.ParseConfigError
 		var scan pgx.ScanArgError // such as a time in a DateStyle that pgx does not read
-		return err != nil && (errors.As(err, &connect) || !errors.As(err, &parse) && !errors.As(err, &scan))
+		return err != nil && (errors.As(err, &connect) || !errors.As(err, &parse) && !errors.As(err, &scan) && !settingRefused(err))
 	}
 	switch pg.Code {
 	case "40001", "40P01", // serialization failure, deadlock
@@ -43,6 +43,13 @@ func Transient(err error) bool {
 		return true
 	}
 	return strings.HasPrefix(pg.Code, "08") || strings.HasPrefix(pg.Code, "53")
+}
+
+// settingRefused reports that pgx has sent nothing because of a setting of the session:
+// the simple protocol needs client_encoding UTF8 and standard_conforming_strings. The
+// error has no type of its own (pgx v5.12.0).
+func settingRefused(err error) bool {
+	return strings.Contains(err.Error(), "simple protocol queries must be run with")
 }
 
 // Undecided reports whether the statement may have been committed although it
