@@ -163,7 +163,7 @@ func (c *cluster) waitWritable(ctx context.Context) (err error) {
 }
 
 func (c *cluster) write(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(ctx, 2*time.Second)
+	ctx, cancel := context.WithTimeout(ctx, 10*time.Second) // 2 for each host that is silent
 	defer cancel()
 	conn, err := pgx.Connect(ctx, c.url())
 	if err != nil {
