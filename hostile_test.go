@@ -342,7 +342,7 @@ func TestWhatIsAcknowledgedIsOnDisk(t *testing.T) {
 // newWithStandby is a Runner on a server of its own, whose sessions commit as told.
 // standby names a synchronous standby that there is not: who waits for it waits until it
 // is named no more.
-func newWithStandby(t *testing.T, commit string) (pool *pgxpool.Pool, r *jobrun.Runner, standby func(name string)) {
+func newWithStandby(t *testing.T, commit string, opts jobrun.Options) (pool *pgxpool.Pool, r *jobrun.Runner, standby func(name string)) {
 	t.Helper()
 	server, err := pgtest.Start(t.Context(), pgtest.Options{Durable: true})
 	if err != nil {
@@ -359,7 +359,7 @@ func newWithStandby(t *testing.T, commit string) (pool *pgxpool.Pool, r *jobrun.
 		t.Fatal(err)
 	}
 	t.Cleanup(pool.Close)
-	r = newRunner(t, pool, jobrun.Options{})
+	r = newRunner(t, pool, opts)
 	if err := r.Migrate(t.Context()); err != nil {
 		t.Fatal(err)
 	}
@@ -376,7 +376,7 @@ func newWithStandby(t *testing.T, commit string) (pool *pgxpool.Pool, r *jobrun.
 // fail-over to a synchronous standby: both wait for the standby all the same.
 func TestWhatIsAcknowledgedIsOnTheSynchronousStandby(t *testing.T) {
 	t.Parallel()
-	pool, r, standby := newWithStandby(t, "local")
+	pool, r, standby := newWithStandby(t, "local", jobrun.Options{})
 	wait := func(sessions int) func() bool {
 		return func() bool {
 			return query[int](t, pool, `SELECT count(*)::int FROM pg_stat_activity WHERE wait_event = 'SyncRep'`) == sessions
@@ -429,7 +429,7 @@ func TestWhatIsAcknowledgedIsOnTheSynchronousStandby(t *testing.T) {
 // the primary, and found there: the function starts only when it is on the standby too.
 func TestClaimThatIsFoundAgainIsOnTheSynchronousStandby(t *testing.T) {
 	t.Parallel()
-	pool, r, standby := newWithStandby(t, "on")
+	pool, r, standby := newWithStandby(t, "on", jobrun.Options{})
 	waits := func(statement string) func() bool {
 		return func() bool {
 			return query[bool](t, pool, `SELECT EXISTS (SELECT FROM pg_stat_activity WHERE wait_event = 'SyncRep' AND query LIKE '%'||$1||'%')`, statement)
@@ -467,6 +467,108 @@ func TestClaimThatIsFoundAgainIsOnTheSynchronousStandby(t *testing.T) {
 	standby("")
 	if result := <-ended; result.Record.Status != jobrun.Succeeded || result.Record.Attempt != 1 {
 		t.Errorf("%+v", result)
+	}
+}
+
+// After a COMMIT whose fate is unknown, what a later call of the attempt finds may be on
+// the primary alone: it says so only when the standby has it, and so does the end of a
+// run that Complete has ended.
+func TestWhatIsFoundAfterAnUnknownCommitIsOnTheSynchronousStandby(t *testing.T) {
+	t.Parallel()
+	calls := map[string]func(run *jobrun.Run) error{
+		"once": func(run *jobrun.Run) error {
+			_, err := run.Once(context.Background(), "item", func(tx pgx.Tx) error { return run.SetCheckpoint(context.Background(), tx, 7) })
+			return err
+		},
+		"each": func(run *jobrun.Run) error {
+			_, err := jobrun.Each(context.Background(), run, jobrun.FromSlice([]string{"item"}), strings.Clone,
+				func(context.Context, pgx.Tx, string) error { return nil }, nil)
+			return err
+		},
+		"checkpoint": func(run *jobrun.Run) error {
+			var v int
+			found, err := run.Checkpoint(context.Background(), &v)
+			if err == nil && (!found || v != 7) {
+				return fmt.Errorf("checkpoint %d", v)
+			}
+			return err
+		},
+		"complete": func(run *jobrun.Run) error { return run.Complete(context.Background(), nil) },
+		"end":      nil, // of the run
+	}
+	for first, then := range map[string][]string{"once": {"once", "checkpoint"}, "each": {"each"}, "complete": {"end"}} {
+		for _, second := range then {
+			t.Run(first+" "+second, func(t *testing.T) {
+				t.Parallel()
+				pool, r, standby := newWithStandby(t, "on", jobrun.Options{DatabaseTimeout: 5 * time.Second})
+				waits := func(statement string) func() bool {
+					return func() bool {
+						return query[bool](t, pool, `SELECT EXISTS (SELECT FROM pg_stat_activity WHERE wait_event = 'SyncRep' AND query ILIKE $1||'%')`, statement)
+					}
+				}
+				t.Cleanup(func() { standby("") })
+				var f *flight
+				told := make(chan error, 1)
+				for n := 0; ; n++ { // until the setting has taken effect
+					standby("")
+					f = launch(t, t.Context(), r, jobrun.Job{Name: fmt.Sprint("daily-", n)})
+					standby("none")
+					go func() { told <- calls[first](f.run) }()
+					waiting := false
+					var err error
+					eventually(t, "the COMMIT waits, or did not have to", func() bool {
+						waiting = waits("commit")()
+						select {
+						case err = <-told:
+							return true
+						default:
+							return waiting
+						}
+					})
+					if waiting {
+						break
+					}
+					if err != nil {
+						t.Error(err)
+					}
+					standby("")
+					_, _ = f.end(t, nil)
+				}
+				exec(t, pool, `SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE wait_event = 'SyncRep' AND query ILIKE 'commit%'`)
+				if err := <-told; !errors.Is(err, jobrun.ErrOutcomeUnknown) {
+					t.Errorf("the COMMIT: %v", err)
+				}
+				eventually(t, "nobody waits any more", func() bool { return !waits("")() })
+				if calls[second] == nil {
+					f.tell <- nil
+				} else {
+					go func() { told <- calls[second](f.run) }()
+				}
+				eventually(t, "the later call waits for the standby", func() bool {
+					select {
+					case err := <-told:
+						t.Fatalf("it did not wait: %v", err)
+					case <-f.done:
+						t.Fatalf("the run ended without waiting: %+v, %v", f.res, f.err)
+					default:
+					}
+					return waits("%pg_logical_emit_message")()
+				})
+				standby("")
+				if calls[second] == nil {
+					if <-f.done; f.err != nil || f.res.Record.Status != jobrun.Succeeded {
+						t.Errorf("%+v, %v", f.res, f.err)
+					}
+					return
+				}
+				if err := <-told; err != nil {
+					t.Error(err)
+				}
+				if _, err := f.end(t, nil); err != nil {
+					t.Error(err)
+				}
+			})
+		}
 	}
 }
 

@@ -113,15 +113,15 @@ func (j Job) Key(d Date) string { return j.Name + ":" + d.String() }
 
 // Options are the settings of a Runner. nil or zero fields: the documented defaults.
 type Options struct {
-	DayStart      time.Duration                // wall-clock time of day at which a business day starts, under 24 h; not for jobs with Every; 0: midnight
-	Lease         time.Duration                // silence after which an attempt counts as dead, at least 1 s; beats every Lease/4; 0: 2 min
-	StaleAfter    time.Duration                // longest expected duration of jobs that do not say; 0: 20 min
-	ResultTimeout time.Duration                // how long recording an outcome is tried before it is ErrOutcomeUnknown, 5 s to 1 h; longer than a failover; 0: 30 s
-	WorkerID      string                       // label of this process, at most 71 characters; "": the host name
-	Schema        string                       // schema of the tables; "": resolved once from the search_path
-	Logger        *slog.Logger                 // nil: slog.Default()
-	OnEvent       func(context.Context, Event) // after each commit, on the goroutine that made it, context detached; panics are contained
-	Now           func() time.Time             // only for deriving dates; nil: time.Now
+	DayStart        time.Duration                // wall-clock time of day at which a business day starts, under 24 h; not for jobs with Every; 0: midnight
+	Lease           time.Duration                // silence after which an attempt counts as dead, at least 1 s; beats every Lease/4; 0: 2 min
+	StaleAfter      time.Duration                // longest expected duration of jobs that do not say; 0: 20 min
+	DatabaseTimeout time.Duration                // how long a claim and an outcome are tried while the database does not answer, 5 s to 1 h; longer than a failover; 0: 30 s
+	WorkerID        string                       // label of this process, at most 71 characters; "": the host name
+	Schema          string                       // schema of the tables; "": resolved once from the search_path
+	Logger          *slog.Logger                 // nil: slog.Default()
+	OnEvent         func(context.Context, Event) // after each commit, on the goroutine that made it, context detached; panics are contained
+	Now             func() time.Time             // only for deriving dates; nil: time.Now
 }
 
 // Runner claims, executes and records runs. Create one per process.
@@ -167,8 +167,8 @@ func New(pool *pgxpool.Pool, zone *time.Location, opts *Options) (*Runner, error
 		return nil, &InvalidError{"Options.Lease", o.Lease, "1s or more, or 0 for 2m"}
 	case o.StaleAfter < 0:
 		return nil, &InvalidError{"Options.StaleAfter", o.StaleAfter, "a positive duration, or 0 for 20m"}
-	case o.ResultTimeout != 0 && (o.ResultTimeout < lease.StatementLimit || o.ResultTimeout > time.Hour):
-		return nil, &InvalidError{"Options.ResultTimeout", o.ResultTimeout, "5s to 1h, or 0 for 30s"}
+	case o.DatabaseTimeout != 0 && (o.DatabaseTimeout < lease.StatementLimit || o.DatabaseTimeout > time.Hour):
+		return nil, &InvalidError{"Options.DatabaseTimeout", o.DatabaseTimeout, "5s to 1h, or 0 for 30s"}
 	case strings.ContainsRune(o.Schema, 0) || !utf8.ValidString(o.Schema) || len(o.Schema) > 63:
 		return nil, &InvalidError{"Options.Schema", o.Schema, "the name of a schema, at most 63 bytes"}
 	}
@@ -178,8 +178,8 @@ func New(pool *pgxpool.Pool, zone *time.Location, opts *Options) (*Runner, error
 	if o.StaleAfter == 0 {
 		o.StaleAfter = 20 * time.Minute
 	}
-	if o.ResultTimeout == 0 {
-		o.ResultTimeout = lease.ResultLimit
+	if o.DatabaseTimeout == 0 {
+		o.DatabaseTimeout = lease.AnswerLimit
 	}
 	if o.Logger == nil {
 		o.Logger = slog.Default()
@@ -191,7 +191,7 @@ func New(pool *pgxpool.Pool, zone *time.Location, opts *Options) (*Runner, error
 		pool: pool, zone: zone, opts: o, log: o.Logger, tables: store.NewTables(o.Schema), reserve: reserve.New(pool),
 		closing: make(chan struct{}), idle: make(chan struct{}),
 	}
-	r.book = lease.NewBook(r.tables, r.reserve, o.Lease, o.ResultTimeout, o.Logger)
+	r.book = lease.NewBook(r.tables, r.reserve, o.Lease, o.DatabaseTimeout, o.Logger)
 	r.book.Settled = func(ctx context.Context, row store.Row) {
 		record := r.record(row)
 		r.log.WarnContext(ctx, "a claim whose answer was lost is closed, nothing was executed", append(record.attrs(), "job", record.Job)...)
@@ -397,7 +397,7 @@ func (r *Runner) settleIdle() {
 
 // Shutdown makes the Runner start nothing more (ErrShutdown) and waits for the
 // running attempts. When ctx ends, it cancels them with cause ErrShutdown and
-// waits for their results, at most Options.ResultTimeout and 5 s; it then returns an error that names
+// waits for their results, at most Options.DatabaseTimeout and 5 s; it then returns an error that names
 // those that were interrupted. It does not close the pool; after an error that
 // says "still running", closing it would wait for the connections of those jobs.
 // Further calls wait in the same way.
@@ -415,7 +415,7 @@ func (r *Runner) Shutdown(ctx context.Context) error {
 	case <-ctx.Done():
 	}
 	names := r.book.Interrupt(ErrShutdown)
-	limit := time.NewTimer(r.opts.ResultTimeout + lease.StatementLimit)
+	limit := time.NewTimer(r.opts.DatabaseTimeout + lease.StatementLimit)
 	defer limit.Stop()
 	select {
 	case <-r.idle:

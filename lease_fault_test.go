@@ -237,7 +237,7 @@ func TestCancellationAfterTheFunctionReturned(t *testing.T) {
 func TestSameResultTwiceIsOneResult(t *testing.T) {
 	t.Parallel()
 	db := pgtest.New(t)
-	book := lease.NewBook(store.NewTables("public"), reserve.New(db.Pool), time.Minute, lease.ResultLimit, slog.New(slog.DiscardHandler))
+	book := lease.NewBook(store.NewTables("public"), reserve.New(db.Pool), time.Minute, lease.AnswerLimit, slog.New(slog.DiscardHandler))
 	defer book.Settle()
 	claimed, err := book.Claim(t.Context(), store.Claim{
 		Key: "nightly:2026-09-15", Job: "nightly", Date: "2026-09-15", Token: "6f2c1d6e-0000-4000-8000-000000000001",

@@ -69,12 +69,7 @@ func TestNothingIsLeftInASession(t *testing.T) {
 				t.Fatal("no connection is idle")
 			}
 			for _, c := range conns {
-				left, err := pgx.CollectRows(must(c.Query(t.Context(), `
-					SELECT 'setting ' || name || ' = ' || setting FROM pg_settings WHERE source = 'session'
-					UNION ALL SELECT 'lock on ' || objid FROM pg_locks WHERE locktype = 'advisory' AND pid = pg_backend_pid()
-					UNION ALL SELECT 'listens to ' || l FROM pg_listening_channels() AS l
-					UNION ALL SELECT 'cursor ' || name FROM pg_cursors WHERE name <> ''
-					UNION ALL SELECT 'temporary ' || relname FROM pg_class WHERE relpersistence = 't'`)), pgx.RowTo[string])
+				left, err := pgtest.Leftovers(t.Context(), c)
 				if err != nil {
 					t.Error(err)
 				}
@@ -86,5 +81,3 @@ func TestNothingIsLeftInASession(t *testing.T) {
 		})
 	}
 }
-
-func must[T any](v T, _ error) T { return v } // its error is told by what reads it

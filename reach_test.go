@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"math"
 	"net"
+	"strings"
+	"sync"
 	"sync/atomic"
 	"syscall"
 	"testing"
@@ -19,8 +21,10 @@ import (
 	"github.com/seed-ccb5b62c/jobrun/internal/pgtest"
 )
 
-// transactions are the calls whose work is one transaction.
-var transactions = map[string]func(ctx context.Context, run *jobrun.Run, work func(tx pgx.Tx) error) error{
+// transaction is a call whose work is one transaction.
+type transaction func(ctx context.Context, run *jobrun.Run, work func(tx pgx.Tx) error) error
+
+var transactions = map[string]transaction{
 	"tx": func(ctx context.Context, run *jobrun.Run, work func(tx pgx.Tx) error) error { return run.Tx(ctx, work) },
 	"once": func(ctx context.Context, run *jobrun.Run, work func(tx pgx.Tx) error) error {
 		ran, err := run.Once(ctx, "item", work)
@@ -41,108 +45,226 @@ var transactions = map[string]func(ctx context.Context, run *jobrun.Run, work fu
 	},
 }
 
+// together runs a test for each of the cases, all at the same time: they mostly wait, and
+// would take the places of tests that do something.
+func together[V any](t *testing.T, cases map[string]V, test func(t *testing.T, name string, c V)) {
+	t.Helper()
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	for name, c := range cases {
+		wg.Go(func() { t.Run(name, func(t *testing.T) { test(t, name, c) }) })
+	}
+}
+
 // A server that is away for longer than a few tries take, as while another one is
 // promoted, costs no attempt: first its host is silent, then it refuses.
 func TestTransactionsWaitForAServer(t *testing.T) {
 	t.Parallel()
 	db := effectDB(t)
-	for what, call := range transactions {
-		t.Run(what, func(t *testing.T) {
-			t.Parallel()
-			const silent, refused = 2, 8
-			var down atomic.Bool
-			var dials atomic.Int64
-			pool := db.PoolWith(t, func(c *pgxpool.Config) {
-				dial := c.ConnConfig.DialFunc
-				c.ConnConfig.ConnectTimeout = 200 * time.Millisecond
-				c.ConnConfig.DialFunc = func(ctx context.Context, network, address string) (net.Conn, error) {
-					if !down.Load() {
-						return dial(ctx, network, address)
-					}
-					switch n := dials.Add(1); {
-					case n <= silent:
-						<-ctx.Done()
-						return nil, ctx.Err()
-					case n == silent+refused:
-						down.Store(false)
-					}
-					return nil, syscall.ECONNREFUSED
+	together(t, transactions, func(t *testing.T, what string, call transaction) {
+		const silent, refused = 2, 8
+		var down atomic.Bool
+		var dials atomic.Int64
+		pool := db.PoolWith(t, func(c *pgxpool.Config) {
+			dial := c.ConnConfig.DialFunc
+			c.ConnConfig.ConnectTimeout = 200 * time.Millisecond
+			c.ConnConfig.DialFunc = func(ctx context.Context, network, address string) (net.Conn, error) {
+				if !down.Load() {
+					return dial(ctx, network, address)
 				}
-			})
-			f := launch(t, t.Context(), newRunner(t, pool, jobrun.Options{}), jobrun.Job{Name: what})
+				switch n := dials.Add(1); {
+				case n <= silent:
+					<-ctx.Done()
+					return nil, ctx.Err()
+				case n == silent+refused:
+					down.Store(false)
+				}
+				return nil, syscall.ECONNREFUSED
+			}
+		})
+		logger, text := logged()
+		f := launch(t, t.Context(), newRunner(t, pool, jobrun.Options{Logger: logger}), jobrun.Job{Name: what})
+		down.Store(true)
+		pool.Reset() // the heartbeats' connection stays
+		calls := 0
+		err := call(t.Context(), f.run, func(tx pgx.Tx) error { calls++; return effect(t.Context(), tx, 1) })
+		if err != nil || calls != 1 || dials.Load() != silent+refused {
+			t.Errorf("%v after %d calls, %d connections tried", err, calls, dials.Load())
+		}
+		if told := text.lines("level=WARN", "work waits for the database", "job_key="+what+":2026-09-15"); len(told) != 1 {
+			t.Errorf("logged %q", told)
+		}
+		f.succeeds(t, 1)
+	})
+	t.Cleanup(func() { effects(t, db.Pool, "1 1 1 1") })
+}
+
+// A host that is silent, and no limit of its own on connecting: that is not a pool that is
+// used up.
+func TestTransactionsWaitForASilentServer(t *testing.T) {
+	t.Parallel()
+	db := effectDB(t)
+	var down atomic.Bool
+	var dials atomic.Int64
+	release := make(chan struct{})
+	pool := db.PoolWith(t, func(c *pgxpool.Config) {
+		dial := c.ConnConfig.DialFunc
+		c.ConnConfig.DialFunc = func(ctx context.Context, network, address string) (net.Conn, error) {
+			if down.Load() && dials.Add(1) <= 2 {
+				<-release
+				return nil, syscall.ETIMEDOUT
+			}
+			return dial(ctx, network, address)
+		}
+	})
+	t.Cleanup(func() { close(release) })
+	f := launch(t, t.Context(), newRunner(t, pool, jobrun.Options{Lease: time.Second}), jobrun.Job{Name: "daily"})
+	down.Store(true)
+	pool.Reset() // the heartbeats' connection stays
+	calls := 0
+	if err := f.run.Tx(f.ctx, func(tx pgx.Tx) error { calls++; return effect(t.Context(), tx, 1) }); err != nil || calls != 1 {
+		t.Errorf("%v after %d calls", err, calls)
+	}
+	f.succeeds(t, 1)
+	effects(t, db.Pool, "1")
+}
+
+// Also a call with a context that does not know of the end of the process.
+func TestShutdownEndsTheWaitForAServer(t *testing.T) {
+	t.Parallel()
+	db := effectDB(t)
+	var down atomic.Bool
+	pool := db.PoolWith(t, func(c *pgxpool.Config) {
+		dial := c.ConnConfig.DialFunc
+		c.ConnConfig.DialFunc = func(ctx context.Context, network, address string) (net.Conn, error) {
+			if down.Load() {
+				return nil, syscall.ECONNREFUSED
+			}
+			return dial(ctx, network, address)
+		}
+	})
+	logger, text := logged()
+	r := newRunner(t, pool, jobrun.Options{Logger: logger})
+	var told error
+	ended := make(chan error, 1)
+	go func() {
+		_, err := r.RunDate(context.Background(), jobrun.Job{Name: "daily", Func: func(_ context.Context, run *jobrun.Run) error {
 			down.Store(true)
 			pool.Reset() // the heartbeats' connection stays
-			calls := 0
-			err := call(t.Context(), f.run, func(tx pgx.Tx) error { calls++; return effect(t.Context(), tx, 1) })
-			if err != nil || calls != 1 || dials.Load() != silent+refused {
-				t.Errorf("%v after %d calls, %d connections tried", err, calls, dials.Load())
-			}
-			f.succeeds(t, 1)
-		})
+			told = run.Tx(context.Background(), func(tx pgx.Tx) error { return effect(context.Background(), tx, 1) })
+			return told
+		}}, date)
+		ended <- err
+	}()
+	eventually(t, "it waits", func() bool { return len(text.lines("work waits for the database")) > 0 })
+	now, cancel := context.WithCancel(t.Context())
+	cancel()
+	if err := r.Shutdown(now); err == nil || !strings.Contains(err.Error(), "interrupted daily:2026-09-15") {
+		t.Errorf("Shutdown: %v", err)
 	}
-	t.Cleanup(func() { effects(t, db.Pool, "1 1 1 1") })
+	if err := <-ended; !errors.Is(told, jobrun.ErrShutdown) || !errors.Is(err, jobrun.ErrShutdown) {
+		t.Errorf("Tx: %v; the run: %v", told, err)
+	}
+	if rec := recordOf(t, newRunner(t, db.Pool, jobrun.Options{}), "daily:2026-09-15"); rec.Status != jobrun.Failed {
+		t.Errorf("%+v", rec)
+	}
 }
 
 func TestTransactionsWaitNoLongerThanTheLease(t *testing.T) {
 	t.Parallel()
 	db := effectDB(t)
-	for what, call := range transactions {
-		t.Run(what, func(t *testing.T) {
-			t.Parallel()
-			p, r := proxied(t, db, jobrun.Options{Lease: 2 * time.Second})
-			f := launch(t, t.Context(), r, jobrun.Job{Name: what})
-			p.RefuseNew(true)
-			p.CutAll()
-			for name, ctx := range map[string]context.Context{"the function's": f.ctx, "another": t.Context()} {
-				if err := call(ctx, f.run, func(tx pgx.Tx) error { return effect(ctx, tx, 1) }); !errors.Is(err, jobrun.ErrLeaseLost) {
-					t.Errorf("with %s context: %v", name, err)
-				}
+	together(t, transactions, func(t *testing.T, what string, call transaction) {
+		p, r := proxied(t, db, jobrun.Options{Lease: 2 * time.Second})
+		f := launch(t, t.Context(), r, jobrun.Job{Name: what})
+		p.RefuseNew(true)
+		p.CutAll()
+		for name, ctx := range map[string]context.Context{"the function's": f.ctx, "another": t.Context()} {
+			if err := call(ctx, f.run, func(tx pgx.Tx) error { return effect(ctx, tx, 1) }); !errors.Is(err, jobrun.ErrLeaseLost) {
+				t.Errorf("with %s context: %v", name, err)
 			}
-			p.RefuseNew(false)
-			_, _ = f.end(t, nil) // TestUnreachableForLongerThanTheLease
-		})
-	}
+		}
+		p.RefuseNew(false)
+		_, _ = f.end(t, nil) // TestUnreachableForLongerThanTheLease
+	})
 	t.Cleanup(func() { effects(t, db.Pool, "") })
 }
 
-// A server that is away for longer than the default costs no result of those who say
-// that it may.
-func TestResultTimeout(t *testing.T) {
-	t.Parallel()
+// away is a pool whose connections all break, and which gets no new one for that long,
+// when leave is called.
+func away(t *testing.T, db *pgtest.DB, name string, long time.Duration) (pool *pgxpool.Pool, leave func()) {
+	t.Helper()
 	pgtest.NeedsSessions(t)
-	db := pgtest.New(t)
-	for name, c := range map[string]struct {
-		limit, away time.Duration
-		recorded    bool
-	}{
-		"short": {5 * time.Second, time.Hour, false}, "default": {0, time.Hour, false}, "long": {time.Hour, 32 * time.Second, true},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			var gone atomic.Int64 // since when, as Unix time in ns
-			pool := db.PoolWith(t, func(config *pgxpool.Config) {
-				config.ConnConfig.RuntimeParams["application_name"] = name
-				dial := config.ConnConfig.DialFunc
-				config.ConnConfig.DialFunc = func(ctx context.Context, network, address string) (net.Conn, error) {
-					if since := gone.Load(); since > 0 && time.Since(time.Unix(0, since)) < c.away {
-						return nil, syscall.ECONNREFUSED
-					}
-					return dial(ctx, network, address)
-				}
-			})
-			job := jobrun.Job{Name: name, Func: func(ctx context.Context, run *jobrun.Run) error {
-				gone.Store(time.Now().UnixNano())
-				pool.Reset()
-				exec(t, db.Pool, `SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = $1`, name)
-				return nil
-			}}
-			start := time.Now()
-			res, err := newRunner(t, pool, jobrun.Options{ResultTimeout: c.limit}).RunDate(t.Context(), job, date)
-			if took := time.Since(start); errors.Is(err, jobrun.ErrOutcomeUnknown) == c.recorded || (res.Record.Status == jobrun.Succeeded) != c.recorded || name == "short" && took > 29*time.Second {
-				t.Errorf("%+v, %v after %s", res, err, took)
+	var since atomic.Int64 // Unix time in ns
+	pool = db.PoolWith(t, func(c *pgxpool.Config) {
+		c.ConnConfig.RuntimeParams["application_name"] = name
+		dial := c.ConnConfig.DialFunc
+		c.ConnConfig.DialFunc = func(ctx context.Context, network, address string) (net.Conn, error) {
+			if since := since.Load(); since > 0 && time.Since(time.Unix(0, since)) < long {
+				return nil, syscall.ECONNREFUSED
 			}
-		})
+			return dial(ctx, network, address)
+		}
+	})
+	return pool, func() {
+		since.Store(time.Now().UnixNano())
+		exec(t, db.Pool, `SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = $1 AND state = 'idle'`, name)
 	}
+}
+
+// A server that is away for longer than the default costs no claim and no outcome of those
+// who say that it may.
+func TestDatabaseTimeout(t *testing.T) {
+	t.Parallel()
+	db := pgtest.New(t)
+	type timeout struct {
+		limit, long time.Duration
+		claim, ends bool
+	}
+	together(t, map[string]timeout{
+		"claim-short": {5 * time.Second, time.Hour, true, false}, "claim-long": {time.Hour, 32 * time.Second, true, true},
+		"result-short": {5 * time.Second, time.Hour, false, false}, "result-long": {time.Hour, 32 * time.Second, false, true},
+		"claim-default": {0, time.Hour, true, false}, "result-default": {0, time.Hour, false, false},
+	}, func(t *testing.T, name string, c timeout) {
+		pool, leave := away(t, db, name, c.long)
+		executed := false
+		job := jobrun.Job{Name: name, Func: func(context.Context, *jobrun.Run) error {
+			if executed = true; !c.claim {
+				leave()
+			}
+			return nil
+		}}
+		r := newRunner(t, pool, jobrun.Options{DatabaseTimeout: c.limit})
+		if c.claim {
+			leave()
+		}
+		start := time.Now()
+		res, err := r.RunDate(t.Context(), job, date)
+		if took := time.Since(start); executed != (c.ends || !c.claim) || (err == nil) != c.ends || errors.Is(err, jobrun.ErrOutcomeUnknown) != (!c.ends && !c.claim) || c.limit == 5*time.Second && took > 29*time.Second {
+			t.Errorf("%+v, %v after %s, executed %t", res, err, took, executed)
+		}
+	})
+}
+
+// While nobody can read whether the attempt still holds its run, it is not over.
+func TestServerIsGoneAfterASerializationFailure(t *testing.T) {
+	t.Parallel()
+	db := effectDB(t)
+	pool, leave := away(t, db, "daily", 13*time.Second) // longer than the look at the run may take
+	f := launch(t, t.Context(), newRunner(t, pool, jobrun.Options{}), jobrun.Job{Name: "daily"})
+	calls := 0
+	err := f.run.Tx(t.Context(), func(tx pgx.Tx) error {
+		if calls++; calls > 1 {
+			return effect(t.Context(), tx, 1)
+		}
+		_, err := tx.Exec(t.Context(), `DO $$ BEGIN RAISE EXCEPTION 'injected' USING ERRCODE = '40001'; END $$`)
+		leave()
+		return err
+	})
+	if err != nil || calls != 2 {
+		t.Errorf("%v after %d calls", err, calls)
+	}
+	f.succeeds(t, 1)
+	effects(t, db.Pool, "1")
 }
 
 // Work whose connection is lost before the COMMIT is repeated, but only once: what
@@ -160,6 +282,10 @@ func TestWorkIsRepeatedOnceWhenItsConnectionIsLost(t *testing.T) {
 		}
 		return effect(ctx, tx, 9)
 	}
+	demoted := func(ctx context.Context, tx pgx.Tx) error { // the fence finds it out
+		_, err := tx.Exec(ctx, `SET LOCAL transaction_read_only = on`)
+		return err
+	}
 	tooLong := func(ctx context.Context, tx pgx.Tx) error {
 		if _, err := tx.Exec(ctx, `SET LOCAL idle_in_transaction_session_timeout = '50ms'`); err != nil {
 			return err
@@ -176,7 +302,7 @@ func TestWorkIsRepeatedOnceWhenItsConnectionIsLost(t *testing.T) {
 			code         string // of the error; empty: none
 		}{
 			"lost": {terminate, 1, 2, ""}, "lost-again": {terminate, math.MaxInt, 2, "57P01"},
-			"demoted": {readOnly, 1, 2, ""}, "read-only": {readOnly, math.MaxInt, 2, "25006"}, "too-long": {tooLong, 1, 1, "25P03"},
+			"demoted": {readOnly, 1, 2, ""}, "demoted-later": {demoted, 1, 2, ""}, "read-only": {readOnly, math.MaxInt, 2, "25006"}, "too-long": {tooLong, 1, 1, "25P03"},
 		} {
 			t.Run(what+"/"+name, func(t *testing.T) {
 				t.Parallel()
@@ -203,7 +329,7 @@ func TestWorkIsRepeatedOnceWhenItsConnectionIsLost(t *testing.T) {
 			})
 		}
 	}
-	t.Cleanup(func() { effects(t, db.Pool, "1 1 1 1 1 1 1 1") })
+	t.Cleanup(func() { effects(t, db.Pool, "1 1 1 1 1 1 1 1 1 1 1 1") })
 }
 
 // So is a transaction whose connection is lost at a statement of jobrun's own.

@@ -103,6 +103,9 @@ func (r *Run) take(ctx context.Context, items []string, fn func(ctx context.Cont
 // allDone reports whether the ledger has all of the items; not when it could not
 // be read.
 func (r *Run) allDone(ctx context.Context, items []string) bool {
+	if r.held.Unsure() { // a transaction that finds the same waits for the standby
+		return false
+	}
 	ctx, cancel := context.WithTimeout(ctx, time.Second)
 	defer cancel()
 	s, err := r.runner.tables.Open(ctx, r.runner.pool)
@@ -242,6 +245,9 @@ func (r *Run) Checkpoint(ctx context.Context, v any) (found bool, err error) {
 		value, attempt, found, err = s.Checkpoint(ctx, r.runner.pool, r.Key())
 		return err
 	})
+	if err == nil && r.held.Unsure() {
+		err = r.runner.book.Replicated(ctx)
+	}
 	if err != nil {
 		return false, fmt.Errorf("checkpoint of %s: %w", r.Key(), err)
 	}

@@ -35,13 +35,17 @@ type attemptID struct {
 	Attempt int
 }
 
-type attemptRow struct{ Worker, Outcome, EndedBy string }
+type attemptRow struct {
+	Worker, Outcome, EndedBy string
+	NeverStarted             bool // a claim that was closed because its answer was lost
+}
 
 // readTables reads what the tables say.
 func (f *facts) readTables(ctx context.Context, conn *pgx.Conn) error {
 	f.runs, f.attempts, f.effects = map[string]runRow{}, map[attemptID]attemptRow{}, map[string]map[int]int{}
 	var key, status, worker, endedBy string
 	var number, count int
+	var never bool
 	rows, err := conn.Query(ctx, `SELECT job_key, status, attempt FROM batch_job_run`)
 	if err != nil {
 		return err
@@ -53,11 +57,11 @@ func (f *facts) readTables(ctx context.Context, conn *pgx.Conn) error {
 	if err != nil {
 		return err
 	}
-	if rows, err = conn.Query(ctx, `SELECT job_key, attempt, worker_id, coalesce(outcome, ''), coalesce(ended_by, '') FROM batch_job_attempt`); err != nil {
+	if rows, err = conn.Query(ctx, `SELECT job_key, attempt, worker_id, coalesce(outcome, ''), coalesce(ended_by, ''), coalesce(error_message LIKE 'never started:%', false) FROM batch_job_attempt`); err != nil {
 		return err
 	}
-	_, err = pgx.ForEachRow(rows, []any{&key, &number, &worker, &status, &endedBy}, func() error {
-		f.attempts[attemptID{key, number}] = attemptRow{worker, status, endedBy}
+	_, err = pgx.ForEachRow(rows, []any{&key, &number, &worker, &status, &endedBy, &never}, func() error {
+		f.attempts[attemptID{key, number}] = attemptRow{worker, status, endedBy, never}
 		return nil
 	})
 	if err != nil {

@@ -114,6 +114,7 @@ func TestWhatACallSaid(t *testing.T) {
 		{"failure", []jobrun.Result{ran("a", 2, jobrun.Failed)}, failed("a", 2), []string{"outcome a 2 FAILED"}},
 		{"somebody else has it", []jobrun.Result{{Decision: jobrun.AlreadyRunning, Record: jobrun.Record{Key: "a", Attempt: 1, Status: jobrun.Running}}}, nil, nil},
 		{"somebody else has done it", []jobrun.Result{{Decision: jobrun.AlreadySucceeded, Record: jobrun.Record{Key: "a", Attempt: 1, Status: jobrun.Succeeded}}}, nil, []string{"seen a 1 SUCCEEDED"}},
+		{"no outcome, and no word of it", []jobrun.Result{ran("b", 1, jobrun.Running)}, nil, []string{"outcome b 1 RUNNING"}},
 		{"no claim", []jobrun.Result{{}}, errors.New("no connection"), nil},
 		{"outcome not recorded", []jobrun.Result{ran("b", 1, jobrun.Running)}, unrecorded, []string{"unknown b 1 RUNNING"}},
 		{"a failure, and a success that may be the other error's", []jobrun.Result{ran("a", 1, jobrun.Failed), ran("b", 1, jobrun.Succeeded)}, errors.Join(failed("a", 1), unrecorded), []string{"outcome a 1 FAILED"}},

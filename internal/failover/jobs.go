@@ -8,6 +8,7 @@ import (
 	"hash/fnv"
 	"io"
 	"strconv"
+	"strings"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -21,7 +22,7 @@ const (
 	itemised = "itemised" // items with Each
 	flaky    = "flaky"    // fails the first time
 	long     = "long"     // longer than a failover
-	sealed   = "sealed"   // the same, ended by Complete
+	sealed   = "sealed"   // the same, with Once, ended by Complete
 )
 
 // turns are the kinds in the order in which keys come.
@@ -32,6 +33,7 @@ const (
 	chunk     = 20
 	itemTime  = 10 * time.Millisecond
 	sealItem  = 0 // what Complete writes; the items of Each are 1 to itemCount
+	onceItem  = 1 // what Once writes in a job that Complete ends
 
 	// There is no primary for half of the time, so a long job that needs one at its end
 	// may fail several times: nobody is to run out of attempts for it.
@@ -44,6 +46,12 @@ const (
 // keyNumber is the n-th key: its job and its date, from 0.
 func keyNumber(n int) (job string, date jobrun.Date) {
 	return turns[n%len(turns)], jobrun.MustParseDate(firstDate).AddDays(n)
+}
+
+// kindOf is the kind of a key's job.
+func kindOf(key string) string {
+	kind, _, _ := strings.Cut(key, ":")
+	return kind
 }
 
 func keyText(n int) string {
@@ -107,7 +115,7 @@ func (w *worker) itemised(ctx context.Context, run *jobrun.Run) error {
 
 // effect is the work of an item. The table has no unique key: a second time shows.
 func effect(ctx context.Context, tx pgx.Tx, run *jobrun.Run, item int) error {
-	_, err := tx.Exec(ctx, `INSERT INTO effect (job_key, item, attempt) VALUES ($1, $2, $3)`, run.Key(), item, run.Attempt())
+	_, err := tx.Exec(ctx, `INSERT INTO effect (job_key, item) VALUES ($1, $2)`, run.Key(), item)
 	return err
 }
 
@@ -129,6 +137,10 @@ func (w *worker) sealed(ctx context.Context, run *jobrun.Run) error {
 	if err := w.long(ctx, run); err != nil {
 		return err
 	}
+	if _, err := run.Once(ctx, "once", func(tx pgx.Tx) error { return effect(ctx, tx, run, onceItem) }); err != nil {
+		return err
+	}
+	w.about(run, note{What: items, First: onceItem, Last: onceItem})
 	err := run.Complete(ctx, func(tx pgx.Tx) error { return effect(ctx, tx, run, sealItem) })
 	if err == nil {
 		w.about(run, note{What: items, First: sealItem, Last: sealItem})

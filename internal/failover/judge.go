@@ -22,6 +22,7 @@ type rule struct {
 var (
 	claimKept   = rule{"claim", "an acknowledged claim has the row of its attempt", true}
 	startedOnce = rule{"one execution", "no attempt of a key was started twice", true}
+	executed    = rule{"executed", "an attempt that a worker ended was started by it", false}
 	oneAtATime  = rule{"one at a time", "no two attempts of a key ran at the same time", true}
 	outcomeKept = rule{"outcome", "an acknowledged outcome is in the tables as it was told", true}
 	answerKept  = rule{"answer", "a run that was said to be SUCCEEDED is", true}
@@ -29,9 +30,9 @@ var (
 	effectOnce  = rule{"effect once", "no item has its effect twice", false}
 	successFull = rule{"whole", "a run that is SUCCEEDED has all its effects", false}
 	endsWell    = rule{"end", "every key that was tried ends SUCCEEDED, unless a call said that it could not record it", true}
-	survived    = rule{"survival", "jobs run through a failover in one attempt", false}
+	survived    = rule{"survival", "a long job that a failover meets does not fail of it", true}
 
-	rules = []rule{claimKept, startedOnce, oneAtATime, outcomeKept, answerKept, itemKept, effectOnce, successFull, endsWell, survived}
+	rules = []rule{claimKept, startedOnce, executed, oneAtATime, outcomeKept, answerKept, itemKept, effectOnce, successFull, endsWell, survived}
 )
 
 // finding is a rule that was broken for a key.
@@ -67,6 +68,7 @@ func judge(f facts) (found []finding, n figures) {
 	n.open = map[string]int{}
 	n.runs, n.attempts = len(f.runs), len(f.attempts)
 	executions := map[string][]execution{}
+	startedBy := map[attemptID]map[string]bool{}
 	acknowledged := map[string]map[int]bool{} // items by key
 	undecided := map[attemptID]bool{}         // which a person has been told of
 	for _, note := range f.notes {
@@ -79,6 +81,10 @@ func judge(f facts) (found []finding, n figures) {
 				n.lostClaims++
 				say(claimKept, note.Key, "attempt %d was started by %s; its row: %s", note.Attempt, note.Worker, describe(row, exists))
 			}
+			if startedBy[id] == nil {
+				startedBy[id] = map[string]bool{}
+			}
+			startedBy[id][note.Worker] = true
 			executions[note.Key] = append(executions[note.Key], execution{attempt: note.Attempt, from: note.At})
 		case returned:
 			end(executions[note.Key], note)
@@ -125,7 +131,15 @@ func judge(f facts) (found []finding, n figures) {
 				n.through += through
 			case "FAILED":
 				n.interrupted += hit
+				if kind := kindOf(key); hit > 0 && (kind == long || kind == sealed) {
+					say(survived, key, "attempt %d ended FAILED", e.attempt)
+				}
 			}
+		}
+	}
+	for id, row := range f.attempts {
+		if row.EndedBy == "WORKER" && !row.NeverStarted && !startedBy[id][row.Worker] {
+			say(executed, id.Key, "attempt %d was not started by %s; its row: %s", id.Attempt, row.Worker, describe(row, true))
 		}
 	}
 	for key, all := range acknowledged {
@@ -160,7 +174,7 @@ func judge(f facts) (found []finding, n figures) {
 			say(endsWell, key, "it is %q", status)
 			continue
 		}
-		want := map[string]int{itemised: itemCount, sealed: 1}[kind]
+		want := map[string]int{itemised: itemCount, sealed: 2}[kind]
 		if got := len(f.effects[key]); got != want {
 			say(successFull, key, "it is SUCCEEDED with %d of %d effects", got, want)
 		}

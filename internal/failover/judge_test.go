@@ -41,7 +41,8 @@ func soundFacts() *history {
 			h.note(note{What: items, Key: key, Attempt: 1, First: 1, Last: itemCount})
 		case sealed:
 			h.effect(key, sealItem)
-			h.note(note{What: items, Key: key, Attempt: 1, First: sealItem, Last: sealItem})
+			h.effect(key, onceItem)
+			h.note(note{What: items, Key: key, Attempt: 1, First: sealItem, Last: onceItem})
 		}
 	}
 	start := h.first(started, keyOf(long)).At
@@ -64,7 +65,7 @@ func (h *history) execute(key string, attempt int, status string, took time.Dura
 	h.now = h.now.Add(took)
 	h.note(note{What: returned, Key: key, Attempt: attempt})
 	h.note(note{What: outcome, Key: key, Attempt: attempt, Status: status})
-	h.attempts[attemptID{key, attempt}] = attemptRow{me, status, "WORKER"}
+	h.attempts[attemptID{key, attempt}] = attemptRow{me, status, "WORKER", false}
 	h.runs[key] = runRow{status, attempt}
 }
 
@@ -89,8 +90,8 @@ func TestNothingIsFoundWhereNothingIsWrong(t *testing.T) {
 		t.Errorf("found %v", found)
 	}
 	want := figures{
-		keys: 10, runs: 10, attempts: 11, effects: 3*itemCount + 1,
-		claims: 11, outcomes: 11, answers: 10, items: 3*itemCount + 1, through: 1, open: map[string]int{},
+		keys: 10, runs: 10, attempts: 11, effects: 3*itemCount + 2,
+		claims: 11, outcomes: 11, answers: 10, items: 3*itemCount + 2, through: 1, open: map[string]int{},
 	}
 	if !reflect.DeepEqual(n, want) {
 		t.Errorf("figures %+v, want %+v", n, want)
@@ -113,7 +114,10 @@ func TestEachRuleCanBreak(t *testing.T) {
 		}, []rule{claimKept}},
 		{"the row of a claim is another worker's", func(h *history) {
 			h.first(started, key).Worker = "worker2-00000002"
-		}, []rule{claimKept}},
+		}, []rule{claimKept, executed}},
+		{"nobody has started the attempt", func(h *history) {
+			h.first(started, key).What = "nothing"
+		}, []rule{executed}},
 		{"an attempt is started by two workers", func(h *history) {
 			h.note(note{What: started, Key: key, Attempt: 1})
 			h.note(note{What: returned, Key: key, Attempt: 1})
@@ -131,7 +135,7 @@ func TestEachRuleCanBreak(t *testing.T) {
 			h.attempts[one] = attemptRow{Worker: me}
 		}, []rule{outcomeKept}},
 		{"the attempt was ended by somebody else", func(h *history) {
-			h.attempts[one] = attemptRow{me, "SUCCEEDED", "OUTSIDE"}
+			h.attempts[one] = attemptRow{me, "SUCCEEDED", "OUTSIDE", false}
 		}, []rule{outcomeKept}},
 		{"the outcome was another worker's", func(h *history) {
 			h.first(outcome, key).Worker = "worker2-00000002"
@@ -158,6 +162,13 @@ func TestEachRuleCanBreak(t *testing.T) {
 		{"a key was tried and has no run", func(h *history) {
 			h.note(note{What: tried, Number: len(turns) + 1})
 		}, []rule{endsWell}},
+		{"a long job fails of the failover", func(h *history) {
+			key := keyOf(long)
+			h.first(outcome, key).Status = "FAILED"
+			h.attempts[attemptID{key, 1}] = attemptRow{me, "FAILED", "WORKER", false}
+			h.first(seen, key).What = "nothing"
+			h.execute(key, 2, "SUCCEEDED", time.Second)
+		}, []rule{survived}},
 		{"no job ran through the failover", func(h *history) {
 			h.failovers[0].Back = h.now
 		}, []rule{survived}},
@@ -219,7 +230,7 @@ func TestLossesAreOnlyCountedWithoutSynchronousReplication(t *testing.T) {
 	if violations := verdict(&out, h.facts, found, n, true, 0); violations > 0 {
 		t.Errorf("%d violations:\n%s", violations, out.String())
 	}
-	for _, want := range []string{"claims: acknowledged, lost | 11, 1 |", "outcomes: acknowledged, lost | 11, 1 |", "items: acknowledged, lost | 601, 200 |", "without a worker, FAILED | 1, 0, 0 |"} {
+	for _, want := range []string{"claims: acknowledged, lost | 11, 1 |", "outcomes: acknowledged, lost | 11, 1 |", "items: acknowledged, lost | 602, 200 |", "without a worker, FAILED | 1, 0, 0 |"} {
 		if !strings.Contains(out.String(), want) {
 			t.Errorf("the table lacks %q:\n%s", want, out.String())
 		}

@@ -136,7 +136,7 @@ func (t *trial) prepare(ctx context.Context) error {
 	}
 	_, err = pool.Exec(ctx, `
 		CREATE TABLE probe (at timestamptz);
-		CREATE TABLE effect (job_key text, item integer, attempt integer) -- no key: a second time shows`)
+		CREATE TABLE effect (job_key text, item integer) -- no key: a second time shows`)
 	return err
 }
 
@@ -207,7 +207,9 @@ func (t *trial) failOver(ctx context.Context, f failover) error {
 	if err != nil {
 		return err
 	}
-	f.To, f.Whole = next.name, time.Now()
+	if f.To, f.Whole = next.name, time.Now(); f.To == f.From {
+		return fmt.Errorf("%s: %s leads again", f.How, f.To)
+	}
 	t.facts.failovers = append(t.facts.failovers, f)
 	t.printf("%3d  %s  %-17s %s, %s behind; %s leads; a write succeeds after %4.1f s, whole after %4.1f s",
 		len(t.facts.failovers), clock(f.At), f.How, f.From, f.Lag, f.To, f.Back.Sub(f.At).Seconds(), f.Whole.Sub(f.At).Seconds())

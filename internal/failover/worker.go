@@ -6,6 +6,7 @@ import (
 	"bufio"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"log/slog"
 	"os"
@@ -186,8 +187,9 @@ func (w *worker) told(results []jobrun.Result, err error) {
 		switch attempt, isFailed := failed[n.Key]; {
 		case res.Decision == jobrun.AlreadySucceeded:
 			n.What = seen
-		case res.Ran() && res.Record.Status == jobrun.Running:
+		case res.Ran() && res.Record.Status == jobrun.Running && (errors.Is(err, jobrun.ErrOutcomeUnknown) || errors.Is(err, jobrun.ErrLeaseLost)):
 			n.What = unknown
+		case res.Ran() && res.Record.Status == jobrun.Running: // and no word of it: the judge finds no such outcome
 		case !res.Ran(), isFailed && attempt != n.Attempt, !isFailed && other:
 			continue
 		}

@@ -13,7 +13,7 @@ import (
 // when the run is not, or no longer, in a state that allows it. An earlier try
 // whose answer was lost is found by its token, so that it is no conflict.
 func (b *Book) Act(ctx context.Context, a store.Action, do func(context.Context, *store.Store, store.DB, store.Action) (store.Row, bool, error)) (after store.Row, found bool, err error) {
-	total, each, kept := ResultLimit, StatementLimit, borrow
+	total, each, kept := AnswerLimit, StatementLimit, borrow
 	if a.ResetItems {
 		total, each, kept = ResetLimit, ResetLimit, leave
 	}

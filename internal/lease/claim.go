@@ -21,8 +21,7 @@ import (
 // Limits on the client's side. The server's are shorter, so that it answers first.
 const (
 	StatementLimit = 5 * time.Second  // one statement, acquiring a connection included
-	ClaimLimit     = 30 * time.Second // establishing a claim, repeats included
-	ResultLimit    = 30 * time.Second // recording a result or an action, repeats included; the default for results
+	AnswerLimit    = 30 * time.Second // claim, result or action, repeats included; for the first two, the default
 	ResetLimit     = 5 * time.Minute  // emptying a ledger, which may be large
 )
 
@@ -40,12 +39,12 @@ var errUnseen = errors.New("the run was changed at the same moment")
 // Book claims, keeps and ends the attempts of one process. It is safe for
 // concurrent use.
 type Book struct {
-	Tables  *store.Tables
-	Reserve *reserve.Reserve
-	Lease   time.Duration
-	Results time.Duration // recording a result, repeats included
-	Log     *slog.Logger
-	Settled func(context.Context, store.Row) // after a claim whose answer was lost was closed; may be nil
+	Tables   *store.Tables
+	Reserve  *reserve.Reserve
+	Lease    time.Duration
+	Patience time.Duration // a claim or a result, repeats included
+	Log      *slog.Logger
+	Settled  func(context.Context, store.Row) // after a claim whose answer was lost was closed; may be nil
 
 	keeper keeper
 
@@ -58,8 +57,8 @@ type Book struct {
 }
 
 // NewBook returns a Book for a pool's connections.
-func NewBook(tables *store.Tables, r *reserve.Reserve, lease, results time.Duration, log *slog.Logger) *Book {
-	b := &Book{Tables: tables, Reserve: r, Lease: lease, Results: results, Log: log}
+func NewBook(tables *store.Tables, r *reserve.Reserve, lease, patience time.Duration, log *slog.Logger) *Book {
+	b := &Book{Tables: tables, Reserve: r, Lease: lease, Patience: patience, Log: log}
 	b.going, b.interrupt = context.WithCancelCause(context.Background())
 	b.open, b.cease = context.WithCancel(context.Background())
 	return b
@@ -85,11 +84,11 @@ func (b *Book) Open(ctx context.Context) error {
 	}
 }
 
-// claiming bounds ctx for a claim, by ClaimLimit and by Interrupt.
+// claiming bounds ctx for a claim, by Patience and by Interrupt.
 func (b *Book) claiming(ctx context.Context) (context.Context, context.CancelFunc) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	stop := context.AfterFunc(b.going, func() { cancel(context.Cause(b.going)) })
-	ctx, end := context.WithTimeout(ctx, ClaimLimit)
+	ctx, end := context.WithTimeout(ctx, b.Patience)
 	return ctx, func() { end(); stop(); cancel(nil) }
 }
 
@@ -158,7 +157,7 @@ func (b *Book) Record(ctx context.Context, c store.Claim, reason string) (row st
 // at once, not counted. It returns the run after that; if it cannot close it, the
 // run as it was, and the Book goes on trying.
 func (b *Book) NeverStarted(ctx context.Context, c store.Claim, row store.Row, why string) store.Row {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), b.Results)
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), b.Patience)
 	defer cancel()
 	after, err := b.abandon(ctx, row, why)
 	if err != nil {
@@ -196,7 +195,7 @@ func (b *Book) settle(c store.Claim) {
 		defer b.settling.Done()
 		for pause := time.Second; ; pause = min(2*pause, time.Minute) {
 			wait := time.NewTimer(pause)
-			ctx, limit := b.open, ResultLimit
+			ctx, limit := b.open, AnswerLimit
 			select {
 			case <-wait.C:
 			case <-b.open.Done(): // the last try
@@ -229,7 +228,7 @@ func (b *Book) settle(c store.Claim) {
 // earlier try whose answer was lost is found by its token. The error is ErrLost
 // when somebody else has ended the attempt, else ErrUnknown.
 func (b *Book) Finish(ctx context.Context, h *Held, o store.Outcome) (after store.Row, err error) {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), b.Results)
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), b.Patience)
 	defer cancel()
 	row := h.Row
 	_, err = b.repeat(ctx, own, func(ctx context.Context, s *store.Store, conn *pgx.Conn, lock time.Duration) error {
@@ -253,11 +252,11 @@ func (b *Book) Finish(ctx context.Context, h *Held, o store.Outcome) (after stor
 			return errUnseen // changed between the two statements: look again
 		case standing.EndedBy == "WORKER" && standing.Outcome == "SUCCEEDED" && h.sealing(): // by a Complete whose fate nobody knew
 			after = standing.Ended(row, store.Outcome{Status: standing.Outcome, Next: -1, Processed: o.Processed, Failed: o.Failed})
-			return nil
+			return s.Replicated(ctx, conn)
 		case standing.EndedBy == "WORKER" && standing.Outcome == o.Status,
 			standing.Gone && standing.Ours && standing.Status == o.Status: // by an earlier try
 			after = standing.Ended(row, o)
-			return nil
+			return s.Replicated(ctx, conn)
 		}
 		return fmt.Errorf("%w: attempt %d ended %s, not recorded: %s", ErrLost, row.Attempt, o.Status, superseded(standing))
 	})

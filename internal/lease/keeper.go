@@ -22,6 +22,7 @@ type Held struct {
 	Processed, Failed atomic.Int64
 
 	log    *slog.Logger
+	unsure atomic.Bool // see Unsure
 	cancel context.CancelCauseFunc
 
 	mu       sync.Mutex

@@ -27,6 +27,9 @@ const (
 // ErrBroken says that the connection of a transaction broke before its COMMIT was sent.
 var ErrBroken = errors.New("jobrun: the connection broke")
 
+// errUnread: nobody knows where the attempt stands.
+var errUnread = errors.New("whether the attempt still holds its run could not be read")
+
 // Tx is a transaction that commits only while the attempt holds its run.
 type Tx struct {
 	// Work is called again after a serialization failure or a deadlock, when its
@@ -56,16 +59,41 @@ const (
 // became of it.
 func (b *Book) Tx(ctx context.Context, h *Held, t Tx) (store.Row, error) {
 	var tries [passed + 1]int
+	var told time.Time
 	for pause := 0; ; pause++ {
 		after, again, err := b.tx(ctx, h, t)
 		tries[again]++
-		if again == never || tries[passed] == txTries || tries[broke] == txBreaks {
+		switch {
+		case again == never, tries[passed] == txTries, tries[broke] == txBreaks:
 			return after, err
+		case b.going.Err() != nil: // whatever ctx is
+			return after, ours{fmt.Errorf("%w: %w", context.Cause(b.going), err)}
+		case again == reach && time.Since(told) > time.Minute:
+			told = time.Now()
+			h.log.Warn("work waits for the database", "err", err.Error())
 		}
 		if !store.Pause(ctx, pause) {
 			return after, ours{ended(ctx, err)}
 		}
 	}
+}
+
+// Unsure reports that the fate of a COMMIT of this attempt is unknown. What is found
+// afterwards may be on the primary alone, until Replicated has returned.
+func (h *Held) Unsure() bool { return h.unsure.Load() }
+
+// Replicated returns when all that was committed before is where the server's settings
+// want it, such as on a synchronous standby.
+func (b *Book) Replicated(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, b.Patience)
+	defer cancel()
+	_, err := b.repeat(ctx, own, func(ctx context.Context, s *store.Store, conn *pgx.Conn, _ time.Duration) error {
+		return s.Replicated(ctx, conn)
+	})
+	if err != nil {
+		err = ours{fmt.Errorf("%w: what an earlier COMMIT left is not known to be on the standby: %w", ErrUnknown, err)}
+	}
+	return err
 }
 
 // tx is one try.
@@ -125,6 +153,8 @@ func (b *Book) tx(ctx context.Context, h *Held, t Tx) (after store.Row, again ag
 		return after, never, errors.New("a statement of the transaction failed, but the work returned no error")
 	case status != 'T':
 		return after, never, errors.New("the work ended its transaction itself: what it did so far is not protected by the lease")
+	case !commit && h.Unsure():
+		return after, never, b.Replicated(ctx)
 	case !commit:
 		return after, never, nil
 	}
@@ -134,7 +164,7 @@ func (b *Book) tx(ctx context.Context, h *Held, t Tx) (after store.Row, again ag
 // commit fences and commits a transaction. Ctx is not the caller's: from here on
 // only the limits end it.
 func (b *Book) commit(ctx context.Context, h *Held, t Tx, s *store.Store, tx pgx.Tx, name string) (after store.Row, again again, err error) {
-	limited, cancel := context.WithTimeout(ctx, ResultLimit)
+	limited, cancel := context.WithTimeout(ctx, AnswerLimit)
 	defer cancel()
 	fence := s.Fence
 	if t.End != nil {
@@ -144,10 +174,7 @@ func (b *Book) commit(ctx context.Context, h *Held, t Tx, s *store.Store, tx pgx
 	mark, found, err := fence(limited, tx, h.Row, name, lock, b.commitLimit())
 	if err == nil && !found {
 		err = b.lost(ctx, h)
-		if errors.Is(err, errUnseen) {
-			return after, passed, err
-		}
-		return after, never, err
+		return after, stood(err), err
 	}
 	if err == nil && t.End != nil {
 		h.seal()
@@ -169,6 +196,7 @@ func (b *Book) commit(ctx context.Context, h *Held, t Tx, s *store.Store, tx pgx
 			committed, unread := b.fate(ctx, mark, t.Proof)
 			switch {
 			case unread != nil:
+				h.unsure.Store(true)
 				return after, never, fmt.Errorf("%w: the answer to COMMIT was lost (%w), and so was what became of it: %w", ErrUnknown, err, unread)
 			case committed:
 				h.end(t.End != nil, after)
@@ -183,6 +211,8 @@ func (b *Book) commit(ctx context.Context, h *Held, t Tx, s *store.Store, tx pgx
 		return b.refused(ctx, h, err)
 	case passes(err):
 		return b.refused(ctx, h, err)
+	case store.Code(err) == "25006":
+		return after, broke, err
 	case tx.Conn().IsClosed():
 		return after, broke, fmt.Errorf("%w: %w", ErrBroken, err)
 	}
@@ -216,10 +246,22 @@ func passes(err error) bool {
 // refused decides after an error that passes: under strict isolation levels a run
 // that is no longer the attempt's looks like one.
 func (b *Book) refused(ctx context.Context, h *Held, err error) (after store.Row, again again, _ error) {
-	if lost := b.lost(ctx, h); !errors.Is(lost, errUnseen) {
-		return after, never, lost
+	lost := b.lost(ctx, h)
+	if errors.Is(lost, errUnseen) {
+		lost = err
 	}
-	return after, passed, err
+	return after, stood(lost), lost
+}
+
+// stood tells whether to try again after a look at where the attempt stands.
+func stood(lost error) again {
+	switch {
+	case errors.Is(lost, errUnread):
+		return reach
+	case passes(lost):
+		return passed
+	}
+	return never
 }
 
 // lost looks, on another connection, why the attempt does not hold its run, and
@@ -234,7 +276,7 @@ func (b *Book) lost(ctx context.Context, h *Held) error {
 	})
 	switch {
 	case err != nil:
-		return fmt.Errorf("%w: whether the attempt still holds its run could not be read: %w", ErrBroken, err)
+		return fmt.Errorf("%w: %w: %w", ErrBroken, errUnread, err)
 	case standing.Holds:
 		return errUnseen
 	case standing.EndedBy == "WORKER" && standing.Outcome == "SUCCEEDED" && h.sealing():
@@ -248,7 +290,7 @@ func (b *Book) lost(ctx context.Context, h *Held) error {
 // fate finds out whether a transaction was committed whose answer was lost; while
 // the server is still at it, it waits.
 func (b *Book) fate(ctx context.Context, mark store.Mark, proof func(context.Context, *store.Store, *pgx.Conn) (bool, error)) (committed bool, err error) {
-	ctx, cancel := context.WithTimeout(ctx, b.Results)
+	ctx, cancel := context.WithTimeout(ctx, b.Patience)
 	defer cancel()
 	_, err = b.repeat(ctx, own, func(ctx context.Context, s *store.Store, conn *pgx.Conn, _ time.Duration) error {
 		fate, err := s.Fate(ctx, conn, mark)
@@ -405,7 +447,7 @@ func (b *Book) FailItem(ctx context.Context, h *Held, item, text string) error {
 	if err := h.Check(); err != nil {
 		return err
 	}
-	limited, cancel := context.WithTimeout(ctx, b.Results)
+	limited, cancel := context.WithTimeout(ctx, b.Patience)
 	defer cancel()
 	found := false
 	_, err := b.repeat(limited, own, func(ctx context.Context, s *store.Store, conn *pgx.Conn, lock time.Duration) (err error) {

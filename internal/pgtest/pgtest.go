@@ -230,6 +230,15 @@ func (c *cluster) newDB(t testing.TB, template string) *DB {
 		}
 	})
 	db := &DB{Name: name, URL: c.server.URL(name)}
+	if pooler() != "" {
+		t.Cleanup(func() {
+			ctx, cancel := context.WithTimeout(context.Background(), cleanupTimeout)
+			defer cancel()
+			if err := db.nothingLeft(ctx); err != nil && !t.Skipped() {
+				t.Errorf("pgtest: %v", err)
+			}
+		})
+	}
 	db.Pool = db.PoolWith(t, nil)
 	return db
 }

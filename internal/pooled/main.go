@@ -133,6 +133,9 @@ func tell(cmd *exec.Cmd, verbose bool) error {
 		err = nil
 	}
 	fmt.Printf("%d tests passed, %d need sessions of their own and were skipped, %d failed\n", count["pass"], count["skip"], count["fail"])
+	if count["pass"] == 0 {
+		err = errors.Join(err, errors.New("no test has passed"))
+	}
 	return errors.Join(err, cmd.Wait())
 }
 

@@ -249,11 +249,15 @@ func (r *Reserve) release() {
 // ErrExhausted says that all connections of the pool were in use for too long.
 var ErrExhausted = errors.New("no connection in time")
 
-// exhausted says why no connection could be had, unless the caller gave up.
+// exhausted says why no connection could be had, unless the caller gave up: all are in
+// use, or the server is silent.
 func (r *Reserve) exhausted(err error) error {
 	if errors.Is(err, context.Canceled) {
 		return err
 	}
 	s := r.pool.Stat()
+	if s.AcquiredConns() < s.MaxConns() {
+		return fmt.Errorf("no answer from the database in time: %w", err)
+	}
 	return fmt.Errorf("%w, %d of at most %d in use: %w", ErrExhausted, s.AcquiredConns(), s.MaxConns(), err)
 }

@@ -225,7 +225,8 @@ func (s *Store) Replicated(ctx context.Context, db DB) error {
 }
 
 // replicatedSQL writes something, as only a commit that has written waits. It locks nothing.
+// On a standby, the first function fails as read-only (25006).
 const replicatedSQL = `
-WITH bound AS MATERIALIZED (SELECT ` + durable + `)
+WITH bound AS MATERIALIZED (SELECT pg_catalog.pg_current_xact_id(), ` + durable + `)
 SELECT pg_catalog.pg_logical_emit_message(true, 'jobrun', '')
 FROM bound`

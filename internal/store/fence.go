@@ -164,9 +164,9 @@ func queryOne(ctx context.Context, tx SQLTx, query string, args []any, into ...a
 
 // fateSQL asks what became of a transaction; it locks nothing. The statistics are
 // reset by a restart after a crash, and after one the id of a transaction that was
-// lost may be another's.
+// lost may be another's. A standby, which may lag behind, answers as read-only (25006).
 const fateSQL = `
-SELECT coalesce(pg_xact_status($1::text::xid8), ''),
+SELECT CASE WHEN pg_is_in_recovery() THEN pg_current_xact_id()::text ELSE '' END || coalesce(pg_xact_status($1::text::xid8), ''),
   extract(epoch FROM pg_postmaster_start_time())::text = $2::text
     AND (pg_xact_status($1::text::xid8) = 'in progress'
       OR coalesce(extract(epoch FROM pg_stat_get_bgwriter_stat_reset_time()) < $3::text::numeric, true))`

@@ -30,7 +30,7 @@ func work(ctx context.Context, url string, jobs int) error {
 	if err != nil {
 		return err
 	}
-	config.MaxConns = 20
+	config.MaxConns, config.MaxConnIdleTime, config.HealthCheckPeriod = 30, 15*time.Second, 5*time.Second // so that those in use are seen
 	pool, err := pgxpool.NewWithConfig(ctx, config)
 	if err != nil {
 		return err
