@@ -66,8 +66,8 @@ func (b *Book) Tx(ctx context.Context, h *Held, t Tx) (store.Row, error) {
 		switch {
 		case again == never, tries[passed] == txTries, tries[broke] == txBreaks:
 			return after, err
-		case b.going.Err() != nil: // whatever ctx is
-			return after, ours{fmt.Errorf("%w: %w", context.Cause(b.going), err)}
+		case b.going.Err() != nil:
+			return after, ours{fmt.Errorf("%w: %w", context.Cause(b.going), err)} //nolint:contextcheck // whatever ctx is
 		case again == reach && time.Since(told) > time.Minute:
 			told = time.Now()
 			h.log.Warn("work waits for the database", "err", err.Error())
