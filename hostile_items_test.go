@@ -481,27 +481,27 @@ func TestKeyThatComesBackAsAnotherIsAnError(t *testing.T) {
 // Connections that fall silent under jobrun's own statements are given up.
 func TestSilentConnections(t *testing.T) {
 	t.Parallel()
-	for at, opts := range map[string]jobrun.Options{
+	together(t, map[string]jobrun.Options{
 		"^begin": {Lease: time.Second}, "insert into \"public\".batch_job_item": {Lease: time.Second}, "for share": {Lease: time.Second},
 		"^commit": {}, // the server holds the run until the session is ended, but not for the length of this lease
-	} {
-		t.Run(at, func(t *testing.T) {
-			t.Parallel()
-			db := effectDB(t)
-			p, r := proxied(t, db, opts)
-			var ran bool
-			res, err := r.RunDate(t.Context(), jobrun.Job{Name: "daily", Func: func(ctx context.Context, run *jobrun.Run) (err error) {
-				p.Hold(at)
-				ran, err = run.Once(ctx, "payout", func(tx pgx.Tx) error { return effect(ctx, tx, 1) })
-				return err
-			}}, date)
-			if rec := recordOf(t, newRunner(t, db.Pool, jobrun.Options{}), "daily:2026-09-15"); rec.Status == jobrun.Running || (rec.Status == jobrun.Succeeded) != ran || errors.Is(err, jobrun.ErrOutcomeUnknown) {
-				t.Errorf("%s, %t: %+v, %v", rec.Status, ran, res, err)
-			}
-			p.Release()
-			effects(t, db.Pool, map[bool]string{true: "1"}[ran])
-		})
-	}
+	}, func(t *testing.T, at string, opts jobrun.Options) {
+		db := effectDB(t)
+		p, r := proxied(t, db, opts)
+		var ran bool
+		res, err := r.RunDate(t.Context(), jobrun.Job{Name: "daily", Func: func(ctx context.Context, run *jobrun.Run) (err error) {
+			p.Hold(at)
+			ran, err = run.Once(ctx, "payout", func(tx pgx.Tx) error { return effect(ctx, tx, 1) })
+			return err
+		}}, date)
+		if rec := recordOf(t, newRunner(t, db.Pool, jobrun.Options{}), "daily:2026-09-15"); rec.Status == jobrun.Running || (rec.Status == jobrun.Succeeded) != ran || errors.Is(err, jobrun.ErrOutcomeUnknown) {
+			t.Errorf("%s, %t: %+v, %v", rec.Status, ran, res, err)
+		}
+		if !ran { // on another connection
+			t.Errorf("%+v, %v", res, err)
+		}
+		p.Release()
+		effects(t, db.Pool, map[bool]string{true: "1"}[ran])
+	})
 }
 
 // Of Completes at the same time, one completes, and those whose COMMIT fails do not

@@ -134,12 +134,21 @@ func (n *node) query(ctx context.Context, sql string, into ...any) error {
 	return conn.QueryRow(ctx, sql).Scan(into...)
 }
 
-// waitWhole waits until the cluster is whole.
+// waitWhole waits until the cluster is whole. A Patroni 3.0 that leads may lose sight of
+// etcd's key of the synchronous standby ("updated by someone else") and name none any
+// more, until it is started again; PostgreSQL goes on meanwhile.
 func (c *cluster) waitWhole(ctx context.Context) (leader *node, err error) {
 	const patience = 3 * time.Minute
-	for end := time.Now().Add(patience); time.Now().Before(end); {
+	helped := false
+	for begun := time.Now(); time.Since(begun) < patience; {
 		if leader, err = c.whole(ctx); err == nil {
 			return leader, nil
+		}
+		if !helped && time.Since(begun) > time.Minute {
+			helped = true
+			if err := c.restartPatronis(); err != nil {
+				return nil, err
+			}
 		}
 		if !sleep(ctx, 200*time.Millisecond) {
 			return nil, context.Cause(ctx)

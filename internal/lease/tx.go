@@ -133,7 +133,7 @@ func (b *Book) tx(ctx context.Context, h *Held, t Tx) (after store.Row, again ag
 	switch {
 	case ctx.Err() != nil:
 		return after, never, ended(ctx, err)
-	case broken && (errors.Is(err, context.DeadlineExceeded) || errors.Is(err, context.Canceled)):
+	case broken && !errors.As(err, new(ours)) && (errors.Is(err, context.DeadlineExceeded) || errors.Is(err, context.Canceled)):
 		return after, never, err // of a context of the work's own, which pgx ends the connection for
 	case broken && overdue(err):
 		return after, never, fmt.Errorf("%w: %w", ErrBroken, err)
