@@ -118,18 +118,6 @@ func (c *cluster) startPatroni(n *node) (err error) {
 	return err
 }
 
-// restartPatronis kills all Patronis, not their servers, and starts new ones.
-func (c *cluster) restartPatronis() error {
-	for _, n := range c.nodes {
-		_ = n.patroni.Process.Kill()
-		_ = n.patroni.Wait()
-		if err := c.startPatroni(n); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
 // holdBack stops the primary's senders, as if the network to the other nodes were gone,
 // and waits for that long.
 func (c *cluster) holdBack(ctx context.Context, n *node, lag time.Duration) error {

@@ -4,6 +4,7 @@ package main
 
 import (
 	"context"
+	"encoding/base64"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -49,21 +50,7 @@ func ask(ctx context.Context, n *node) ([]member, error) {
 
 // switchOver asks a leader's Patroni to hand over to another node, and waits for its answer.
 func (c *cluster) switchOver(ctx context.Context, n *node) error {
-	ctx, cancel := context.WithTimeout(ctx, 30*time.Second)
-	defer cancel()
-	req, err := http.NewRequestWithContext(ctx, http.MethodPost, "http://"+n.rest+"/switchover", strings.NewReader(fmt.Sprintf(`{"leader": %q}`, n.name)))
-	if err != nil {
-		return err
-	}
-	answer, err := http.DefaultClient.Do(req)
-	if err != nil {
-		return err
-	}
-	defer answer.Body.Close()
-	if text, _ := io.ReadAll(io.LimitReader(answer.Body, 1000)); answer.StatusCode != http.StatusOK {
-		return fmt.Errorf("switchover: %s: %s", answer.Status, text)
-	}
-	return nil
+	return post(ctx, "http://"+n.rest+"/switchover", fmt.Sprintf(`{"leader": %q}`, n.name))
 }
 
 // whole returns the leader, or why the cluster is not whole: a leader, all others
@@ -134,9 +121,10 @@ func (n *node) query(ctx context.Context, sql string, into ...any) error {
 	return conn.QueryRow(ctx, sql).Scan(into...)
 }
 
-// waitWhole waits until the cluster is whole. A Patroni 3.0 that leads may lose sight of
-// etcd's key of the synchronous standby ("updated by someone else") and name none any
-// more, until it is started again; PostgreSQL goes on meanwhile.
+// waitWhole waits until the cluster is whole. After some changes of the leader, Patroni
+// 3.0.2 finds the name of an earlier one in its key of the synchronous standby and never
+// writes it again ("Synchronous replication key updated by someone else"): then that key
+// is deleted. PostgreSQL has its synchronous standby all the time.
 func (c *cluster) waitWhole(ctx context.Context) (leader *node, err error) {
 	const patience = 3 * time.Minute
 	helped := false
@@ -146,7 +134,7 @@ func (c *cluster) waitWhole(ctx context.Context) (leader *node, err error) {
 		}
 		if !helped && time.Since(begun) > time.Minute {
 			helped = true
-			if err := c.restartPatronis(); err != nil {
+			if err := c.deleteSync(ctx); err != nil {
 				return nil, err
 			}
 		}
@@ -155,6 +143,31 @@ func (c *cluster) waitWhole(ctx context.Context) (leader *node, err error) {
 		}
 	}
 	return nil, fmt.Errorf("after %s: %w", patience, err)
+}
+
+// deleteSync deletes Patroni's key of the synchronous standby.
+func (c *cluster) deleteSync(ctx context.Context) error {
+	key := base64.StdEncoding.EncodeToString([]byte("/service/jobrun/sync"))
+	return post(ctx, "http://"+c.etcd+"/v3/kv/deleterange", fmt.Sprintf(`{"key": %q}`, key))
+}
+
+// post sends JSON and wants it to be accepted.
+func post(ctx context.Context, url, body string) error {
+	ctx, cancel := context.WithTimeout(ctx, 30*time.Second)
+	defer cancel()
+	req, err := http.NewRequestWithContext(ctx, http.MethodPost, url, strings.NewReader(body))
+	if err != nil {
+		return err
+	}
+	answer, err := http.DefaultClient.Do(req)
+	if err != nil {
+		return err
+	}
+	defer answer.Body.Close()
+	if text, _ := io.ReadAll(io.LimitReader(answer.Body, 1000)); answer.StatusCode != http.StatusOK {
+		return fmt.Errorf("%s: %s: %s", url, answer.Status, text)
+	}
+	return nil
 }
 
 // waitWritable waits until a write succeeds through the connection string of the workers.
