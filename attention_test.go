@@ -460,6 +460,7 @@ func (*statements) TraceBatchEnd(context.Context, *pgx.Conn, pgx.TraceBatchEndDa
 // values and in plans for any.
 func TestLooksDoNotWalkTheHistory(t *testing.T) {
 	t.Parallel()
+	pgtest.NeedsSessions(t) // it prepares statements
 	t.Run("tables of Migrate", func(t *testing.T) { looksReadRanges(t, pgtest.New(t), true) })
 	t.Run("adopted", func(t *testing.T) { looksReadRanges(t, newAdopted(t), true) })
 	t.Run("never analyzed", func(t *testing.T) { looksReadRanges(t, pgtest.New(t), false) })

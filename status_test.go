@@ -286,6 +286,7 @@ func (*queryTrace) TraceQueryEnd(context.Context, *pgx.Conn, pgx.TraceQueryEndDa
 // Not only by the first few plans, which know the values, but also by the one that is kept.
 func TestListReadsOnlyTheRowsOfItsPage(t *testing.T) {
 	t.Parallel()
+	pgtest.NeedsSessions(t) // it prepares statements
 	t.Run("tables of Migrate", func(t *testing.T) { listReadsItsPage(t, pgtest.New(t), "batch_job_run_pkey") })
 	t.Run("adopted", func(t *testing.T) { listReadsItsPage(t, newAdopted(t), "batch_job_run_key_idx") })
 }

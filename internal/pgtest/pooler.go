@@ -26,14 +26,15 @@ func NeedsSessions(t testing.TB) {
 }
 
 // Leftovers lists what is left in a session that whoever gets it next would find. The
-// settings that it leaves out are those that PgBouncer makes as its clients say.
+// settings that it leaves out are those that PgBouncer makes as its clients say, and those
+// of a transaction, which PostgreSQL resets at the next one.
 func Leftovers(ctx context.Context, session interface {
 	Query(ctx context.Context, sql string, args ...any) (pgx.Rows, error)
 },
 ) ([]string, error) {
 	rows, err := session.Query(ctx, `
 		SELECT 'setting ' || name || ' = ' || setting FROM pg_settings
-		WHERE source = 'session' AND name NOT IN ('application_name', 'client_encoding', 'DateStyle', 'TimeZone', 'standard_conforming_strings')
+		WHERE source = 'session' AND name NOT LIKE 'transaction_%' AND name NOT IN ('application_name', 'client_encoding', 'DateStyle', 'TimeZone', 'standard_conforming_strings')
 		UNION ALL SELECT 'lock on ' || objid FROM pg_locks WHERE locktype = 'advisory' AND pid = pg_backend_pid()
 		UNION ALL SELECT 'listens to ' || l FROM pg_listening_channels() AS l
 		UNION ALL SELECT 'cursor ' || name FROM pg_cursors WHERE name <> ''
