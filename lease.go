@@ -225,23 +225,12 @@ func (r *Runner) execute(ctx, jobCtx context.Context, job Job, run *Run) (Record
 		return r.record(row), err
 	}
 
-	o := store.Outcome{Status: string(Succeeded), Next: -1, Processed: run.held.Processed.Load(), Failed: run.held.Failed.Load()}
-	skipped := skipOf(err)
-	switch {
-	case err == nil:
-	case skipped != nil:
-		o.Status, o.Error = string(Skipped), store.CleanText(skipped.reason)
-		err = nil
-	default:
-		interrupted := ctx.Err() != nil || errors.Is(context.Cause(jobCtx), ErrShutdown)
-		o.Status, o.Next = string(Failed), r.nextAttempt(ctx, job, run, err, interrupted)
-		if cause := context.Cause(jobCtx); cause != nil {
-			err = withCause(err, cause)
-		}
-		o.Error = errorText(err)
-		err = &RunError{Key: run.Key(), Attempt: run.Attempt(), Err: err}
-	}
+	o, err := r.outcome(ctx, jobCtx, job, run, err)
 	row, finishErr := r.book.Finish(ctx, run.held, o)
+	if errors.Is(finishErr, lease.ErrGone) {
+		o, err = r.outcome(ctx, jobCtx, job, run, finishErr)
+		row, finishErr = r.book.Finish(ctx, run.held, o)
+	}
 	if finishErr != nil {
 		if now, e := r.Get(context.WithoutCancel(ctx), run.Key()); e == nil {
 			run.record = now
@@ -257,6 +246,26 @@ func (r *Runner) execute(ctx, jobCtx context.Context, job Job, run *Run) (Record
 	record := r.record(row)
 	r.emit(ctx, Event{Record: record, Previous: Running, Err: err})
 	return record, err
+}
+
+// outcome is how an attempt ends whose function has returned err, and the error that
+// the call returns of it.
+func (r *Runner) outcome(ctx, jobCtx context.Context, job Job, run *Run, err error) (store.Outcome, error) {
+	o := store.Outcome{Status: string(Succeeded), Next: -1, Processed: run.held.Processed.Load(), Failed: run.held.Failed.Load()}
+	if err == nil {
+		return o, nil
+	}
+	if skipped := skipOf(err); skipped != nil {
+		o.Status, o.Error = string(Skipped), store.CleanText(skipped.reason)
+		return o, nil
+	}
+	interrupted := ctx.Err() != nil || errors.Is(context.Cause(jobCtx), ErrShutdown)
+	o.Status, o.Next = string(Failed), r.nextAttempt(ctx, job, run, err, interrupted)
+	if cause := context.Cause(jobCtx); cause != nil {
+		err = withCause(err, cause)
+	}
+	o.Error = errorText(err)
+	return o, &RunError{Key: run.Key(), Attempt: run.Attempt(), Err: err}
 }
 
 // itself is the error of a job whose result was not recorded. What it says of the

@@ -329,7 +329,7 @@ func TestLostAnswerToTheClaimOfARetry(t *testing.T) {
 // database is gone: the job does not run, and the claim is given back.
 func TestClaimThatStaysUncertain(t *testing.T) {
 	t.Parallel()
-	for _, closing := range []string{"in the background", "by Shutdown"} {
+	for _, closing := range []string{"in the background", "by Shutdown", "with the server that had it"} {
 		t.Run(closing, func(t *testing.T) {
 			t.Parallel()
 			db := pgtest.New(t)
@@ -349,7 +349,16 @@ func TestClaimThatStaysUncertain(t *testing.T) {
 			if !query[bool](t, db.Pool, `SELECT status = 'RUNNING' FROM batch_job_run`) {
 				t.Error("the claim was not committed")
 			}
+			if closing == "with the server that had it" { // and others have seen it there, and left the run to this one
+				p.Hold(abandonStatement)
+			}
 			p.RefuseNew(false)
+			if closing == "with the server that had it" {
+				eventually(t, "the claim is about to be given back", func() bool { return p.Held() == 1 })
+				exec(t, db.Pool, `WITH run AS (DELETE FROM batch_job_run) DELETE FROM batch_job_attempt`)
+				p.Release()
+				eventually(t, "the claim is there again", func() bool { return query[bool](t, db.Pool, `SELECT EXISTS (SELECT FROM batch_job_run)`) })
+			}
 			if closing == "by Shutdown" {
 				if err := r.Shutdown(t.Context()); err != nil {
 					t.Error(err)

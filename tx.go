@@ -71,6 +71,7 @@ func (r *Run) take(ctx context.Context, items []string, fn func(ctx context.Cont
 	row := r.held.Row
 	var taken []string
 	_, err = r.runner.book.Tx(ctx, r.held, lease.Tx{
+		Entered: func() int { return len(taken) },
 		Work: func(ctx context.Context, s *store.Store, tx pgx.Tx) (bool, error) {
 			start := time.Now()
 			limited, cancel := context.WithTimeout(ctx, r.runner.opts.Lease+lease.StatementLimit)

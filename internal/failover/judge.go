@@ -125,13 +125,13 @@ func judge(f facts) (found []finding, n figures) {
 			say(oneAtATime, key, "%s", what)
 		}
 		for _, e := range all {
-			through, hit := e.meets(f.failovers)
+			through, hit, tooLong := e.meets(f.failovers)
 			switch f.attempts[attemptID{key, e.attempt}].Outcome {
 			case "SUCCEEDED":
 				n.through += through
 			case "FAILED":
 				n.interrupted += hit
-				if kind := kindOf(key); hit > 0 && (kind == long || kind == sealed) {
+				if kind := kindOf(key); hit > 0 && !tooLong && (kind == long || kind == sealed) {
 					say(survived, key, "attempt %d ended FAILED", e.attempt)
 				}
 			}
@@ -226,16 +226,18 @@ func together(all []execution) (starts, overlaps []string) {
 }
 
 // meets tells whether the execution ran through a failover from before the kill until
-// a write succeeded again, and whether it was running at a kill.
-func (e execution) meets(all []failover) (through, hit int) {
+// a write succeeded again, whether it was running at a kill, and whether that was longer
+// than results are tried for, replication having stopped before.
+func (e execution) meets(all []failover) (through, hit int, long bool) {
 	for _, f := range all {
 		if e.from.Before(f.At) && e.till.After(f.At) {
+			long = long || f.Back.Sub(f.At)+f.Lag > databaseTimeout
 			if hit = 1; e.till.After(f.Back) {
 				through = 1
 			}
 		}
 	}
-	return through, hit
+	return through, hit, long
 }
 
 func clock(t time.Time) string {

@@ -31,7 +31,9 @@ const (
 
 	pace  = 200 * time.Millisecond // a new key begins
 	lease = time.Minute
-	quiet = 6 * time.Second // without anything due, after which all runs have come to an end
+
+	databaseTimeout = 30 * time.Second
+	quiet           = 6 * time.Second // without anything due, after which all runs have come to an end
 
 	// wordFinish on its input tells a worker to try no new keys and to end when all
 	// runs have; the end of its input, to end at once.
@@ -75,7 +77,7 @@ func (w *worker) run() (err error) {
 	}
 	defer pool.Close()
 	w.r, err = jobrun.New(pool, time.UTC, &jobrun.Options{
-		Lease: lease, WorkerID: w.Name,
+		Lease: lease, DatabaseTimeout: databaseTimeout, WorkerID: w.Name,
 		Logger: slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelWarn})),
 	})
 	if err != nil {

@@ -209,6 +209,11 @@ func (b *Book) settle(c store.Claim) {
 				got.Row, err = b.abandon(ctx, got.Row, "the answer to the claim was lost")
 			}
 			cancel()
+			if err == nil && c.Won(got.Row) && got.Status == "RUNNING" {
+				// It is gone, with a server that had not replicated it. Others may have seen it
+				// and left the run to us: it has to be there again, to be tried again.
+				err = errUnseen
+			}
 			if err == nil {
 				if c.Won(got.Row) && b.Settled != nil {
 					b.Settled(context.WithoutCancel(ctx), got.Row)
@@ -226,12 +231,18 @@ func (b *Book) settle(c store.Claim) {
 // Finish records the outcome of a held attempt, with a context detached from the
 // caller's. It repeats what may pass, then looks where the attempt stands: an
 // earlier try whose answer was lost is found by its token. The error is ErrLost
-// when somebody else has ended the attempt, else ErrUnknown.
+// when somebody else has ended the attempt, ErrGone when only a failure can be
+// recorded, else ErrUnknown.
 func (b *Book) Finish(ctx context.Context, h *Held, o store.Outcome) (after store.Row, err error) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), b.Patience)
 	defer cancel()
 	row := h.Row
 	_, err = b.repeat(ctx, own, func(ctx context.Context, s *store.Store, conn *pgx.Conn, lock time.Duration) error {
+		if o.Status != "FAILED" {
+			if err := b.kept(ctx, h, s, conn); err != nil {
+				return err
+			}
+		}
 		next, written, err := s.Finish(ctx, conn, row, o, lock)
 		if store.Unencodable(err) { // better an escaped text than no outcome
 			o.Error = store.ASCII(o.Error)
@@ -260,7 +271,7 @@ func (b *Book) Finish(ctx context.Context, h *Held, o store.Outcome) (after stor
 		}
 		return fmt.Errorf("%w: attempt %d ended %s, not recorded: %s", ErrLost, row.Attempt, o.Status, superseded(standing))
 	})
-	if err != nil && !errors.Is(err, ErrLost) {
+	if err != nil && !errors.Is(err, ErrLost) && !errors.Is(err, ErrGone) {
 		err = fmt.Errorf("%w: attempt %d ended %s: %w", ErrUnknown, row.Attempt, o.Status, err)
 	}
 	return after, err

@@ -32,6 +32,8 @@ type Held struct {
 	lost     error      // why the lease was lost; nil: held
 	sealed   bool       // Complete has sent the end of the attempt
 	ended    *store.Row // the run after Complete; nil: not completed
+	entered  int64      // items that this attempt was told are in the ledger
+	server   string     // the start of the server that said so; "": of several
 }
 
 // keeper is the running attempts, and the timer of their next heartbeat while

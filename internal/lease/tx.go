@@ -36,6 +36,8 @@ type Tx struct {
 	// connection was lost, and when it is certain that the COMMIT did not happen.
 	// Without commit, nothing is fenced and all is rolled back.
 	Work func(ctx context.Context, s *store.Store, tx pgx.Tx) (commit bool, err error)
+	// Entered is how many items Work has entered in the ledger; nil: none.
+	Entered func() int
 	// End ends the attempt in the same commit; nil: it goes on.
 	End func() store.Outcome
 	// Proof reads from the tables whether it was committed, for when the server that
@@ -177,6 +179,9 @@ func (b *Book) commit(ctx context.Context, h *Held, t Tx, s *store.Store, tx pgx
 		return after, stood(err), err
 	}
 	if err == nil && t.End != nil {
+		if err := b.kept(limited, h, s, tx); err != nil {
+			return after, never, err
+		}
 		h.seal()
 		after, found, err = s.Finish(limited, tx, h.Row, t.End(), lock)
 		if err == nil && !found { // its row is locked
@@ -189,7 +194,7 @@ func (b *Book) commit(ctx context.Context, h *Held, t Tx, s *store.Store, tx pgx
 	if err == nil {
 		err = tx.Commit(limited)
 		if err == nil {
-			h.end(t.End != nil, after)
+			h.committed(t, mark, after)
 			return after, never, nil
 		}
 		if store.Undecided(err) && !errors.Is(err, pgx.ErrTxCommitRollback) {
@@ -199,7 +204,7 @@ func (b *Book) commit(ctx context.Context, h *Held, t Tx, s *store.Store, tx pgx
 				h.unsure.Store(true)
 				return after, never, fmt.Errorf("%w: the answer to COMMIT was lost (%w), and so was what became of it: %w", ErrUnknown, err, unread)
 			case committed:
-				h.end(t.End != nil, after)
+				h.committed(t, mark, after)
 				return after, never, nil
 			}
 			return after, passed, fmt.Errorf("%w: %w", ErrBroken, err)
@@ -422,14 +427,49 @@ func (h *Held) sealing() bool {
 	return h.sealed
 }
 
-// end notes that the attempt was ended by a commit, and the run after it.
-func (h *Held) end(ended bool, after store.Row) {
-	if !ended {
-		return
-	}
+// committed notes what a commit has entered in the ledger, on which server, and that it
+// has ended the attempt, with the run after it.
+func (h *Held) committed(t Tx, mark store.Mark, after store.Row) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	h.ended = &after
+	if t.End != nil {
+		h.ended = &after
+	}
+	if t.Entered == nil {
+		return
+	}
+	if h.entered == 0 {
+		h.server = mark.Server
+	} else if h.server != mark.Server {
+		h.server = ""
+	}
+	h.entered += int64(t.Entered())
+}
+
+// ErrGone says that the server is another one by now, and lacks items that the attempt
+// was told are done: then the run may not succeed, and the next attempt does them again.
+var ErrGone = errors.New("the database has failed over to a server that lacks items which were done")
+
+// kept returns ErrGone if that is so.
+func (b *Book) kept(ctx context.Context, h *Held, s *store.Store, db store.DB) error {
+	items, server := h.ledger()
+	if items == 0 {
+		return nil
+	}
+	n, err := s.Kept(ctx, db, h.Row, items, server)
+	switch {
+	case err != nil:
+		return ours{fmt.Errorf("whether the ledger of %s has all items: %w", h.Row.Key, err)}
+	case n < items:
+		return fmt.Errorf("%w: %w", ErrGone, store.Refusal(fmt.Sprintf("its ledger of %s has %d of the %d of attempt %d; the next attempt does the others again", h.Row.Key, n, items, h.Row.Attempt)))
+	}
+	return nil
+}
+
+func (h *Held) ledger() (items int64, server string) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	return h.entered, h.server
 }
 
 // Ended returns the run after a commit that ended the attempt, if there was one.

@@ -40,6 +40,8 @@ func Explain(err error) error {
 	switch store.Code(err) {
 	case "42P01", "42703", "3F000":
 		return fmt.Errorf("%w (the tables are missing or older than this library: run Migrate)", err)
+	case "42P05", "26000":
+		return fmt.Errorf("%w (is there a pooler in between? In transaction mode it needs default_query_exec_mode=exec in the URL)", err)
 	}
 	return err
 }

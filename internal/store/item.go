@@ -51,6 +51,20 @@ func (s *Store) AllDone(ctx context.Context, db DB, key string, items []string) 
 	return n == int64(len(items)), err
 }
 
+// keptSQL tells whether the ledger has as many items of an attempt as it was told are
+// done. They are counted only if this is not the server that said so; nothing is locked.
+const keptSQL = `
+SELECT CASE WHEN extract(epoch FROM pg_postmaster_start_time())::text = $4::text THEN $3::bigint
+  ELSE (SELECT count(*) FROM batch_job_item AS i WHERE i.job_key = $1::text AND i.attempt = $2::integer) END`
+
+// Kept returns how many of the items that the server of that start has acknowledged are
+// in the ledger: another one, to which replication was asynchronous, may lack the last.
+func (s *Store) Kept(ctx context.Context, db DB, row Row, items int64, server string) (int64, error) {
+	rows, err := db.Query(ctx, s.kept, row.Key, int64(row.Attempt), items, server)
+	n, _, err := one(rows, err, pgx.RowTo[int64])
+	return n, err
+}
+
 // failItemSQL notes the failure of an item, in a transaction of its own that is
 // fenced as fenceSQL is. A repeated statement of the same attempt counts once.
 const failItemSQL = `

@@ -38,7 +38,7 @@ type Store struct {
 	markFailed, approve, approveReset, skipFailed         string
 	skipNew, acted, replicated                            string
 	due, present, first, attention, failing, prune        string
-	fence, seal, take, done, failItem, failedItems        string
+	fence, seal, take, done, kept, failItem, failedItems  string
 	checkpoint, saveCheckpoint                            string
 	countItems, pruneSlots, discard, jobs, days           string
 	pruneNext, pruneItems                                 [len(ledgers)]string
@@ -57,7 +57,7 @@ func New(schema string) *Store {
 		beat: q(beatSQL), standing: q(standingSQL),
 		get: q(getSQL), history: q(historySQL), stale: q(staleSQL),
 		markFailed: q(markFailedSQL), approve: q(approveSQL), approveReset: q(approveResetSQL), skipFailed: q(skipFailedSQL), skipNew: q(skipNewSQL), acted: q(actedSQL), replicated: replicatedSQL,
-		fence: q(fenceSQL), seal: q(sealSQL), take: q(takeSQL), done: q(doneSQL),
+		fence: q(fenceSQL), seal: q(sealSQL), take: q(takeSQL), done: q(doneSQL), kept: q(keptSQL),
 		failItem: q(failItemSQL), failedItems: q(failedItemsSQL), countItems: q(countItemsSQL), checkpoint: q(checkpointSQL), saveCheckpoint: q(saveSQL),
 		due: q(dueSQL), present: q(presentSQL), first: q(firstSQL), attention: q(attentionSQL), failing: q(failingSQL), prune: q(pruneSQL),
 		pruneSlots: q(pruneSlotsSQL), discard: q(discardSQL), jobs: q(jobsSQL), days: q(daysSQL),
