@@ -117,7 +117,7 @@ func TestWhatACallSaid(t *testing.T) {
 		{"no outcome, and no word of it", []jobrun.Result{ran("b", 1, jobrun.Running)}, nil, []string{"outcome b 1 RUNNING"}},
 		{"no claim", []jobrun.Result{{}}, errors.New("no connection"), nil},
 		{"outcome not recorded", []jobrun.Result{ran("b", 1, jobrun.Running)}, unrecorded, []string{"unknown b 1 RUNNING"}},
-		{"a failure, and a success that may be the other error's", []jobrun.Result{ran("a", 1, jobrun.Failed), ran("b", 1, jobrun.Succeeded)}, errors.Join(failed("a", 1), unrecorded), []string{"outcome a 1 FAILED"}},
+		{"a failure, and a success that may be the other error's", []jobrun.Result{ran("a", 1, jobrun.Failed), ran("b", 1, jobrun.Succeeded)}, errors.Join(failed("a", 1), unrecorded), []string{"outcome a 1 FAILED", "unknown b 1 SUCCEEDED"}},
 		{"the failure of an attempt that was superseded", []jobrun.Result{ran("a", 2, jobrun.Succeeded)}, failed("a", 1), nil},
 	}
 	for _, test := range tests {

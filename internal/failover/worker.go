@@ -186,10 +186,12 @@ func (w *worker) told(results []jobrun.Result, err error) {
 	}
 	for _, res := range results {
 		n := note{What: outcome, Key: res.Record.Key, Attempt: res.Record.Attempt, Status: string(res.Record.Status), Worker: res.Record.WorkerID}
-		switch attempt, isFailed := failed[n.Key]; {
+		attempt, isFailed := failed[n.Key]
+		isUnknown := errors.Is(err, jobrun.ErrOutcomeUnknown) || errors.Is(err, jobrun.ErrLeaseLost)
+		switch {
 		case res.Decision == jobrun.AlreadySucceeded:
 			n.What = seen
-		case res.Ran() && res.Record.Status == jobrun.Running && (errors.Is(err, jobrun.ErrOutcomeUnknown) || errors.Is(err, jobrun.ErrLeaseLost)):
+		case res.Ran() && !isFailed && isUnknown: // whatever the run's row says, which may be on the primary alone
 			n.What = unknown
 		case res.Ran() && res.Record.Status == jobrun.Running: // and no word of it: the judge finds no such outcome
 		case !res.Ran(), isFailed && attempt != n.Attempt, !isFailed && other:
