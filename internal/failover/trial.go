@@ -208,7 +208,8 @@ func (t *trial) failOver(ctx context.Context, f failover) error {
 		return err
 	}
 	if f.To, f.Whole = next.name, time.Now(); f.To == f.From {
-		return fmt.Errorf("%s: %s leads again", f.How, f.To)
+		t.printf("     %s  %-17s %s, which leads again: not counted, once more", clock(f.At), f.How, f.From)
+		return t.failOver(ctx, failover{How: f.How, Lag: f.Lag})
 	}
 	t.facts.failovers = append(t.facts.failovers, f)
 	t.printf("%3d  %s  %-17s %s, %s behind; %s leads; a write succeeds after %4.1f s, whole after %4.1f s",
