@@ -69,13 +69,14 @@ type EachResult struct {
 // Every error that is not an item's ends Each at once, and no item is marked failed
 // for it: the lease is lost (ErrLeaseLost), ctx ended, items yielded an error or an
 // item with a bad key ([*InvalidError]; see Once), the connection broke twice in a
-// transaction or none of the pool's could be had, or the server answered with SQLSTATE 40001 or 40P01 to the last try,
-// 55P03 (a lock could not be had; for the items themselves the error names the
-// sessions that hold them), 25006, 25P03, 25P04, 26000, 42P05 or class 08, 53, 57
-// or 58. The error names the first item of the transaction that it ended. A context
-// of fn's own that ends is the item's failure, also when it breaks the connection.
-// What was committed before stays done. Each ends when the next item comes: a
-// sequence that waits for items has to look at ctx.
+// transaction or none of the pool's could be had, or the server answered with
+// SQLSTATE 40001 or 40P01 to the last try, 55P03 (a lock could not be had; for the
+// items themselves the error names the sessions that hold them), 25006, 25P03,
+// 25P04, 26000, 42P05 or class 08, 53, 57 or 58. The error names the first item of
+// the transaction that it ended. A context of fn's own that ends is the item's
+// failure, also when it breaks the connection. What was committed before stays done.
+// Each ends when the next item comes: a sequence that waits for items has to look at
+// ctx.
 //
 // A chunk waits for a connection of the Runner's pool, and for a lock, at most
 // Options.Lease (for the connection 30 s if that is less).

@@ -397,8 +397,8 @@ func (r *Runner) settleIdle() {
 
 // Shutdown makes the Runner start nothing more (ErrShutdown) and waits for the
 // running attempts. When ctx ends, it cancels them with cause ErrShutdown and
-// waits for their results, at most Options.DatabaseTimeout and 5 s; it then returns an error that names
-// those that were interrupted. It does not close the pool; after an error that
+// waits for their results, at most Options.DatabaseTimeout and 5 s; it then
+// returns an error that names those that were interrupted. It does not close the pool; after an error that
 // says "still running", closing it would wait for the connections of those jobs.
 // Further calls wait in the same way.
 func (r *Runner) Shutdown(ctx context.Context) error {
