@@ -425,3 +425,17 @@ func TestWorkIsRepeatedWhenItsFenceIsLost(t *testing.T) {
 	}
 	t.Cleanup(func() { effects(t, db.Pool, "1 1 1 1 1 1 1 1") })
 }
+
+// A session that a pooler gives to others has their prepared statements: the error says
+// what to do about it.
+func TestErrorOfASharedSessionNamesThePooler(t *testing.T) {
+	t.Parallel()
+	db := pgtest.New(t)
+	exec(t, db.Pool, `CREATE FUNCTION taken() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RAISE 'prepared statement "stmtcache_1" already exists' USING ERRCODE = '42P05'; END $$`)
+	exec(t, db.Pool, `CREATE TRIGGER taken BEFORE INSERT ON batch_job_run FOR EACH ROW EXECUTE FUNCTION taken()`)
+	r := newRunner(t, db.Pool, jobrun.Options{DatabaseTimeout: 5 * time.Second})
+	res, err := r.RunDate(t.Context(), jobrun.Job{Name: "daily", Func: func(context.Context, *jobrun.Run) error { panic("executed") }}, date)
+	if err == nil || res.Ran() || !strings.Contains(err.Error(), "default_query_exec_mode=exec") {
+		t.Errorf("%+v, %v", res, err)
+	}
+}
